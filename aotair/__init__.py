@@ -1,0 +1,31 @@
+"""aotair: build a PyTorch model ahead of time into an artifact, and replay it.
+
+`load` comes with the lean runtime at once; everything that builds is imported at its first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from aotair_runtime import AotairError, Model, __version__, load
+
+if TYPE_CHECKING:
+    from .builder import build
+    from .config import CompilerConfig
+    from .recipe import Recipe
+
+__all__ = ["AotairError", "CompilerConfig", "Model", "Recipe", "__version__", "build", "load"]
+
+_LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe"}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'aotair' has no attribute {name!r}")
+    import importlib
+
+    try:
+        module = importlib.import_module(f".{_LAZY[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name in ("pydantic", "yaml", "rich", "click"):
+            raise ImportError(f"aotair.{name} needs the builder's packages: pip install 'aotair[build]'") from error
+        raise
+    return getattr(module, name)

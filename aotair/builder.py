@@ -1,0 +1,140 @@
+"""The line: from a recipe to an artifact. The only file that knows the order of the stages."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aotair_runtime
+from aotair_runtime.errors import AotairError
+from aotair_runtime.golden import replay_golden
+from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE
+
+from . import passes
+from .errors import ProofError
+from .export import export
+from .graph.verify import refuse_unsupported
+from .pack import pack, written_aside
+from .passes.observer import Observer
+from .program import build_program
+from .prove import prove
+from .recipe import Recipe, parse_recipe, read_recipe
+from .report.page import page
+from .source import load_model
+
+
+class Listener:
+    """Hears how a build goes; the default says nothing."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins."""
+
+    def bucket(self, done: int, total: int) -> None:
+        """Within the current stage, `done` of `total` buckets are done."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after the passes."""
+
+    artifact: str
+    nodes_before: int
+    nodes_after: int
+    buckets: int
+    arena: int
+    weights: int
+    program: int
+    max_abs_error: float
+    padding_runs: int
+    seconds: dict[str, float]
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def build(recipe: str | Path | dict | Recipe, out: str | Path | None = None, *, listener: Listener | None = None) -> Path:
+    """Build an artifact and return its path.
+
+    `recipe`: a YAML file, its contents as a dict, or a Recipe. `out`: the directory to write, by default
+    `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very end.
+    Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
+    """
+    return Path(build_with_summary(recipe, out, listener or Listener()).artifact)
+
+
+def build_with_summary(recipe: str | Path | dict | Recipe, out: str | Path | None, listener: Listener) -> Summary:
+    clock = _Clock(listener)
+    with clock.stage("recipe"):
+        recipe = _as_recipe(recipe)
+        target = Path(out) if out is not None else Path(f"{recipe.name}.aotair")
+    with written_aside(target) as folder:
+        observer = Observer(dump=_dump_folder(recipe))
+        with clock.stage("model"):
+            model = load_model(recipe)
+        with clock.stage("export"):
+            exported = export(model, recipe)
+            refuse_unsupported(exported.module, recipe.where)
+            observer.stage("export", exported.module)
+            nodes_before = len(exported.module.graph.nodes)
+        with clock.stage("passes"):
+            passes.apply(exported.module, recipe.config, observer)
+            nodes_after = len(exported.module.graph.nodes)
+        with clock.stage("buckets"):
+            built = build_program(exported, recipe, listener.bucket)
+        with clock.stage("prove"):
+            proved = prove(built, model, recipe, listener.bucket)
+        with clock.stage("pack"):
+            program = pack(built, proved, page(proved.program), folder)
+        with clock.stage("check"):
+            _check_written(folder)
+        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
+        summary = Summary(
+            artifact=str(target),
+            nodes_before=nodes_before,
+            nodes_after=nodes_after,
+            buckets=len(proofs),
+            arena=program.arena,
+            weights=(folder / WEIGHTS_FILE).stat().st_size,
+            program=(folder / PROGRAM_FILE).stat().st_size,
+            max_abs_error=max(proof.max_abs_error for proof in proofs),
+            padding_runs=sum(len(proof.padding) for proof in proofs),
+            seconds=clock.seconds,
+        )
+    return summary
+
+
+def _as_recipe(recipe: str | Path | dict | Recipe) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
+
+
+def _dump_folder(recipe: Recipe) -> Path | None:
+    path = recipe.config.debug.graph_dump.path
+    return Path(path) if path is not None else None
+
+
+def _check_written(folder: Path) -> None:
+    """What lies on disk loads and answers: the smallest program to be wrong here would be a fault of ours."""
+    with aotair_runtime.load(folder, enable_output_clone=True) as model:
+        for result in replay_golden(model):
+            if not result.within:
+                raise ProofError(f"the written artifact answers differently: {result}", where=str(folder))
+
+
+class _Clock:
+    def __init__(self, listener: Listener):
+        self.seconds: dict[str, float] = {}
+        self._listener = listener
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self._listener.stage(name)
+        start = time.perf_counter()
+        try:
+            yield
+        except AotairError as error:
+            error.stage = name
+            raise
+        self.seconds[name] = time.perf_counter() - start

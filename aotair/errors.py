@@ -1,0 +1,27 @@
+"""Why a recipe cannot be built; each is one message that its reader can act on."""
+
+from aotair_runtime.errors import AotairError
+
+
+class RecipeError(AotairError):
+    """A recipe that cannot be read, or a field of it that is wrong."""
+
+
+class ModelError(AotairError):
+    """The factory, or the model that it made, does not do what the recipe says."""
+
+
+class ExportError(AotairError):
+    """torch.export cannot make one graph of the model for these inputs and buckets."""
+
+
+class UnsupportedError(AotairError):
+    """The graph holds something that an artifact cannot hold."""
+
+
+class ProofError(AotairError):
+    """The built program does not answer as the original model does."""
+
+
+class InternalError(Exception):
+    """A stage left something illegal behind: a fault of aotair (or of a custom pass), never of the recipe."""

@@ -1,0 +1,264 @@
+"""torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
+
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sympy
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from aotair_runtime.check import dtype
+
+from .errors import ExportError, UnsupportedError
+from .recipe import Recipe
+from .shapes import to_expr, to_tree
+
+# Composite ops that backends have kernels for, or that fusion looks for: they stay whole.
+KEPT_WHOLE = frozenset(
+    {"linear", "scaled_dot_product_attention", "layer_norm", "rms_norm", "group_norm", "gelu", "silu", "silu_", "embedding"}
+)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter, buffer or lifted constant: the model's name for it and its value."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph with symbolic sizes, whose mutations are `copy_` epilogues, and what its placeholders are.
+
+    `constants` and `states` go by placeholder name; `inputs` are the placeholders of the recipe's inputs, by input
+    name in the model's signature order; `outputs` are size expressions (schema.Expr); `structure` is a schema.Tree.
+    """
+
+    module: torch.fx.GraphModule
+    constants: Mapping[str, Constant]
+    states: Mapping[str, Constant]
+    inputs: Mapping[str, str]
+    outputs: tuple[tuple[object, ...], ...]
+    structure: tuple
+
+
+def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
+    """Raises ExportError where torch.export refuses, UnsupportedError where the graph cannot be an artifact's."""
+    sizes = _example_sizes(recipe)
+    examples = {
+        name: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
+        for name, item in recipe.inputs.items()
+    }
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
+            program = program.run_decompositions(_composites_to_decompose())
+    except Exception as error:
+        raise _explain(error, recipe) from error
+    return _classify(program, recipe)
+
+
+# ---- what to ask of torch.export ----------------------------------------------------------------------------------
+
+
+def dynamic_dims(recipe: Recipe) -> dict[str, tuple[int, int]]:
+    """The range of each dimension that is exported symbolically: all but those with one size and no padding."""
+    ranges = {}
+    for index, dim in enumerate(recipe.dims()):
+        sizes = {bucket[index] for bucket in recipe.bucket_sizes()}
+        low, high = min(sizes), max(sizes)
+        if low < high:
+            ranges[dim] = (low, high)
+        elif recipe.paddable(dim) and high > 1:
+            ranges[dim] = (max(1, high // 2), high)
+    return ranges
+
+
+def _dynamic_shapes(recipe: Recipe) -> dict[str, dict[int, Dim]]:
+    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in dynamic_dims(recipe).items()}
+    return {
+        name: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
+        for name, item in recipe.inputs.items()
+    }
+
+
+def _example_sizes(recipe: Recipe) -> dict[str, int]:
+    """A size for each dimension, different ones where possible: equal sizes would pass for the same dimension."""
+    chosen: dict[str, int] = {}
+    ranges = dynamic_dims(recipe)
+    fixed = {size for item in recipe.inputs.values() for size in item.shape if isinstance(size, int)}
+    for index, dim in enumerate(recipe.dims()):
+        buckets = sorted({bucket[index] for bucket in recipe.bucket_sizes()}, reverse=True)
+        if dim not in ranges:
+            chosen[dim] = buckets[0]
+            continue
+        low, high = ranges[dim]
+        taken = fixed | set(chosen.values()) | {0, 1}
+        candidates = [*buckets, *range(high, low - 1, -1)]
+        chosen[dim] = next((size for size in candidates if size not in taken), buckets[0])
+    return chosen
+
+
+def _composites_to_decompose() -> dict:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {
+        op: decomposition
+        for op, decomposition in torch.export.default_decompositions().items()
+        if has(op.name(), "CompositeImplicitAutograd") and op._schema.name.split("::")[1] not in KEPT_WHOLE
+    }
+
+
+# ---- what came back -------------------------------------------------------------------------------------------------
+
+
+def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
+    signature = program.graph_signature
+    module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
+    inputs: dict[str, str] = {}
+    tensors: dict[str, Constant] = {}
+    tables = {**program.state_dict, **program.constants}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            inputs[spec.arg.name] = spec.arg.name
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            tensors[spec.arg.name] = Constant(spec.target, tables[spec.target].detach())
+        else:
+            raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
+    by_target = {constant.name: placeholder for placeholder, constant in tensors.items()}
+    mutated = _make_epilogues(module, signature.output_specs, by_target)
+    undeclared = sorted(name for name in mutated if name in inputs and not recipe.inputs[name].mutated)
+    if undeclared:
+        raise UnsupportedError(
+            f"the model writes into its input {undeclared[0]!r}", where=recipe.where,
+            expected="only inputs with mutated: true are written to",
+            fix=f"add mutated: true to inputs.{undeclared[0]}",
+        )  # fmt: skip
+    return Exported(
+        module,
+        {name: constant for name, constant in tensors.items() if name not in mutated},
+        {name: constant for name, constant in tensors.items() if name in mutated},
+        {name: inputs[name] for name in recipe.inputs},
+        _output_shapes(module, recipe, inputs),
+        _structure(program, recipe),
+    )
+
+
+def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Mapping[str, str]) -> set[str]:
+    """Turn outputs that stand for mutations into `copy_` nodes at the end; returns the mutated placeholders."""
+    graph = module.graph
+    output = graph.output_node()
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    pairs, results = [], []
+    for spec, value in zip(specs, output.args[0], strict=True):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            results.append(value)
+        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            pairs.append((placeholders[by_target.get(spec.target, spec.target)], value))
+        else:
+            raise UnsupportedError(f"the graph has an output of the kind {spec.kind.name}")
+    targets = {target for target, _ in pairs}
+    with graph.inserting_before(output):
+        # A new value that is another mutated tensor's old one must be saved before that is overwritten.
+        saved = [_saved(graph, value) if _root(value) in targets else value for _, value in pairs]
+        for (target, _), value in zip(pairs, saved, strict=True):
+            node = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+            node.meta["val"] = target.meta["val"]
+    output.args = (tuple(r for r in results if isinstance(r, torch.fx.Node)),)
+    module.recompile()
+    return {target.name for target in targets}
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose storage `node` shares, following views."""
+    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        first = node.target._schema.arguments[:1]
+        if not first or first[0].alias_info is None or not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
+
+
+def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
+    node = graph.call_function(torch.ops.aten.clone.default, (value,))
+    node.meta.update(value.meta)
+    return node
+
+
+def _output_shapes(module: torch.fx.GraphModule, recipe: Recipe, inputs: Mapping[str, str]) -> tuple:
+    dims = recipe.dims()
+    symbols: dict[sympy.Symbol, int] = {}
+    placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+    for name, item in recipe.inputs.items():
+        for axis, dim in enumerate(item.shape):
+            size = placeholders[inputs[name]].meta["val"].shape[axis]
+            if isinstance(dim, str) and isinstance(size, torch.SymInt):
+                symbols[size.node.expr] = dims.index(dim)
+    shapes = []
+    for node in module.graph.output_node().args[0]:
+        shapes.append(tuple(to_expr(size, symbols) for size in node.meta["val"].shape))
+    return tuple(shapes)
+
+
+def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
+    leaves: list[tuple] = []
+    count = 0
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            continue
+        if isinstance(spec.arg, TensorArgument):
+            leaves.append(("tensor", count))
+            count += 1
+        elif isinstance(spec.arg, ConstantArgument):
+            leaves.append(("const", spec.arg.value))
+        else:
+            raise UnsupportedError(
+                f"the model returns a size as the output {len(leaves)}", where=recipe.where,
+                fix="return tensors; the caller knows the sizes it sent",
+            )  # fmt: skip
+    return to_tree(program.call_spec.out_spec, leaves)
+
+
+# ---- why it was refused -----------------------------------------------------------------------------------------------
+
+
+def _explain(error: Exception, recipe: Recipe) -> ExportError:
+    text = str(error).strip()
+    at = _user_frame(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
+        reasons = [line.lstrip("- ") for line in lines if line.startswith("- ") or "=" in line][:4]
+        dims = "; ".join(f"{dim} from {low} to {high}" for dim, (low, high) in dynamic_dims(recipe).items())
+        return ExportError(
+            "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
+            got="torch.export found: " + " / ".join(reasons or lines[:2]),
+            fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
+        )  # fmt: skip
+    if "data-dependent" in text or "unbacked" in text or type(error).__name__ == "GuardOnDataDependentSymNode":
+        return ExportError(
+            f"inputs: the model's control flow or shapes depend on the values of a tensor{at}", where=recipe.where,
+            expected="shapes that follow from the shapes of the inputs", got=lines[0],
+            fix="replace .item(), nonzero(), boolean indexing or `if tensor:` by torch.where and masks",
+        )  # fmt: skip
+    return ExportError(
+        f"model: torch.export cannot make one graph of it{at}", where=recipe.where,
+        got=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}",
+        fix="run torch.export.export(model, (), inputs, strict=False) yourself to see the whole trace",
+    )  # fmt: skip
+
+
+def _user_frame(error: BaseException) -> str:
+    """` (at file.py:12, in forward)`: the last frame of the model's own code."""
+    torch_root = str(Path(torch.__file__).parent)
+    own_root = str(Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((torch_root, own_root, "<"))
+    ]
+    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

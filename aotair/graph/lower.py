@@ -1,0 +1,59 @@
+"""Composites that stay whole for fusion, as the kernels that can write into planned memory.
+
+A lowering gets the graph builder and the op's arguments, and returns the node that stands for the result, or None
+where it does not apply. None changes a number: each makes the calls that the composite's own CPU kernel makes.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx.node import Node
+
+if TYPE_CHECKING:
+    from .specialise import GraphBuilder
+
+_aten = torch.ops.aten
+
+
+def _linear(build: "GraphBuilder", x: Node, weight: Node, bias: Node | None = None) -> Node | None:
+    """`x @ weight.T + bias` as one matrix product over the flattened rows of x (..., in); weight is (out, in)."""
+    value = x.meta["val"]
+    if value.dim() < 2 or not value.is_contiguous() or not value.numel():
+        return None
+    *lead, width = value.shape
+    flat = x if len(lead) == 1 else build.call(_aten.view.default, x, [math.prod(lead), width])
+    transposed = build.call(_aten.t.default, weight)
+    if bias is None:
+        product = build.call(_aten.mm.default, flat, transposed)
+    else:
+        product = build.call(_aten.addmm.default, bias, flat, transposed)
+    if len(lead) == 1:
+        return product
+    return build.call(_aten.view.default, product, [*lead, weight.meta["val"].shape[0]])
+
+
+def _embedding(build: "GraphBuilder", weight: Node, indices: Node, *_, **__) -> Node | None:
+    """`weight[indices]` as a selection of rows; what else an embedding takes concerns training only."""
+    value = indices.meta["val"]
+    if not value.is_contiguous() or value.dtype not in (torch.int32, torch.int64):
+        return None
+    flat = indices if value.dim() == 1 else build.call(_aten.view.default, indices, [value.numel()])
+    rows = build.call(_aten.index_select.default, weight, 0, flat)
+    if value.dim() == 1:
+        return rows
+    return build.call(_aten.view.default, rows, [*value.shape, weight.meta["val"].shape[1]])
+
+
+def _arange(build: "GraphBuilder", *bounds, **options) -> Node:
+    """All spellings of arange as the one that has an out variant."""
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    return build.call(_aten.arange.start_step, start, end, step, **options)
+
+
+LOWERINGS = {
+    _aten.linear.default: _linear,
+    _aten.embedding.default: _embedding,
+    _aten.arange.default: _arange,
+    _aten.arange.start: _arange,
+}

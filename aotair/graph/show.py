@@ -1,0 +1,68 @@
+"""A graph as stable text: one line a node, the same for the same graph in any process."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.fx.node import Argument
+
+
+def show(module: torch.fx.GraphModule) -> str:
+    """The graph's nodes in order, with dtypes and shapes: `add: float32[s0, 4] = aten.add.Tensor(x, 1)`.
+
+    Symbols are renamed in the order of their appearance, so that the text does not depend on torch's numbering.
+    """
+    symbols = _Symbols()
+    return "\n".join(_line(node, symbols) for node in module.graph.nodes) + "\n"
+
+
+class _Symbols:
+    def __init__(self):
+        self._names: dict[str, str] = {}
+
+    def text(self, size: int | torch.SymInt) -> str:
+        if not isinstance(size, torch.SymInt):
+            return str(size)
+        expr = size.node.expr
+        for symbol in sorted(expr.free_symbols, key=str):
+            self._names.setdefault(str(symbol), f"n{len(self._names)}")
+        import sympy
+
+        return str(expr.xreplace({s: sympy.Symbol(self._names[str(s)], integer=True) for s in expr.free_symbols}))
+
+
+def _line(node: torch.fx.Node, symbols: _Symbols) -> str:
+    kind = _type_text(node.meta.get("val"), symbols)
+    if node.op == "placeholder":
+        return f"{node.name}: {kind}"
+    if node.op == "output":
+        return f"return {_arg_text(node.args[0])}"
+    args = [_arg_text(arg) for arg in node.args] + [f"{name}={_arg_text(arg)}" for name, arg in node.kwargs.items()]
+    return f"{node.name}: {kind} = {target_name(node)}({', '.join(args)})"
+
+
+def target_name(node: torch.fx.Node) -> str:
+    """`aten.add.Tensor`, `getitem`, …"""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _type_text(value: object, symbols: _Symbols) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(symbols.text(size) for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_type_text(item, symbols) for item in value) + ")"
+    if isinstance(value, torch.SymInt):
+        return f"size {symbols.text(value)}"
+    return type(value).__name__
+
+
+def _arg_text(arg: Argument) -> str:
+    if isinstance(arg, torch.fx.Node):
+        return arg.name
+    if isinstance(arg, (tuple, list)):
+        return "[" + ", ".join(map(_arg_text, arg)) + "]"
+    if isinstance(arg, Mapping):
+        return "{" + ", ".join(f"{key}: {_arg_text(value)}" for key, value in arg.items()) + "}"
+    return repr(arg) if not isinstance(arg, (torch.dtype, torch.device)) else str(arg).removeprefix("torch.")

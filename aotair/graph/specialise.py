@@ -1,0 +1,106 @@
+"""One bucket: the symbolic graph with concrete sizes put in, and composites lowered to kernels with out variants."""
+
+import operator
+from collections.abc import Callable, Mapping
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import Node, map_arg
+
+from ..errors import UnsupportedError
+from .lower import LOWERINGS
+from .verify import source
+
+
+class GraphBuilder:
+    """Appends calls to a new graph and works out, on fake tensors, what they return."""
+
+    def __init__(self):
+        self.graph = torch.fx.Graph()
+        self.mode = FakeTensorMode()
+        self.stack_trace: str | None = None  # the user's lines that the next calls come from
+
+    def placeholder(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Node:
+        node = self.graph.create_node("placeholder", name, name=name)
+        with self.mode:
+            node.meta["val"] = torch.empty_strided(shape, strides, dtype=dtype)
+        return node
+
+    def call(self, target: Callable, *args, name: str | None = None, **kwargs) -> Node:
+        """A call of an op overload or of getitem; its arguments are nodes and plain values."""
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        node.meta["val"] = self.evaluate(target, args, kwargs)
+        node.meta["stack_trace"] = self.stack_trace
+        return node
+
+    def evaluate(self, target: Callable, args: tuple, kwargs: Mapping) -> object:
+        fake_args, fake_kwargs = map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
+        if target is operator.getitem:
+            return fake_args[0][fake_args[1]]
+        with self.mode, torch.no_grad():
+            return target(*fake_args, **fake_kwargs)
+
+
+def specialise(module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str) -> torch.fx.GraphModule:
+    """A copy of `module` for inputs of the given concrete shapes, by placeholder name; inputs are contiguous.
+
+    Sizes become ints, so no size arithmetic is left; outputs that are constants themselves are copied, so that no
+    caller gets hold of a weight. Raises UnsupportedError where an op refuses the sizes.
+    """
+    build = GraphBuilder()
+    env: dict[Node, object] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = _placeholder(build, node, shapes)
+        elif node.op == "output":
+            build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
+        else:
+            env[node] = _call(build, node, env, where)
+    return torch.fx.GraphModule({}, build.graph)
+
+
+def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Node:
+    value = node.meta["val"]
+    if node.name in shapes:
+        shape = tuple(shapes[node.name])
+        strides = torch.empty(shape, device="meta").stride()
+        made = build.placeholder(node.name, shape, strides, value.dtype)
+    else:
+        made = build.placeholder(node.name, tuple(value.shape), value.contiguous().stride(), value.dtype)
+        made.meta["constant"] = True
+    return made
+
+
+def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str) -> object:
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+    build.stack_trace = node.meta.get("stack_trace")
+    try:
+        if not _gives_tensors(node):
+            return build.evaluate(node.target, args, kwargs)
+        lowering = LOWERINGS.get(node.target)
+        made = lowering(build, *args, **kwargs) if lowering else None
+        return made or build.call(node.target, *args, name=node.name, **kwargs)
+    except Exception as error:
+        raise UnsupportedError(
+            f"the op {node.target} refuses these sizes{source(node)}", where=where, got=f"{type(error).__name__}: {error}",
+            fix="leave out the bucket",
+        ) from error  # fmt: skip
+
+
+def _gives_tensors(node: Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(item, torch.Tensor) for item in values) or _is_mutable(node)
+
+
+def _is_mutable(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _owned(build: GraphBuilder, node: Node) -> Node:
+    storages = {_storage(p) for p in build.graph.nodes if p.op == "placeholder" and p.meta.get("constant")}
+    return build.call(torch.ops.aten.clone.default, node) if _storage(node) in storages else node
+
+
+def _storage(node: Node) -> int:
+    return node.meta["val"].untyped_storage()._cdata

@@ -1,0 +1,89 @@
+"""What a legal graph is. Runs between all stages; a stage gets a legal graph and must leave one."""
+
+import torch
+from torch.fx.node import Node
+
+from ..errors import InternalError, UnsupportedError
+from .show import target_name
+
+
+def verify(module: torch.fx.GraphModule, after: str) -> None:
+    """Raises InternalError where the graph that the stage `after` left is not legal.
+
+    Legal: nodes in topological order, placeholders first, one output that is a flat tuple of tensors; every other
+    node calls an op overload, `getitem`, or a function of sizes; every node that returns something carries it, with
+    fake tensors, in `meta["val"]`.
+    """
+    try:
+        module.graph.lint()
+    except Exception as error:
+        raise InternalError(f"{after} left a broken graph: {error}") from error
+    placeholders_over = False
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            _require(not placeholders_over, node, after, "placeholders come first")
+        else:
+            placeholders_over = True
+        _verify_node(node, after)
+
+
+def _verify_node(node: Node, after: str) -> None:
+    if node.op == "output":
+        flat = isinstance(node.args[0], (tuple, list)) and all(isinstance(arg, Node) for arg in node.args[0])
+        _require(flat, node, after, "the output is a flat tuple of nodes")
+        for arg in node.args[0]:
+            _require(isinstance(arg.meta.get("val"), torch.Tensor), arg, after, "outputs are tensors")
+        return
+    _require(node.op in ("placeholder", "call_function"), node, after, f"no {node.op} nodes")
+    returns_nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+    _require("val" in node.meta or returns_nothing, node, after, "every node carries meta['val']")
+    if node.op == "call_function":
+        _require(is_legal_target(node.target), node, after, "calls are of op overloads, getitem or size functions")
+
+
+def is_legal_target(target: object) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return True
+    module = getattr(target, "__module__", None)
+    return module in ("_operator", "math", "torch") and callable(target)
+
+
+def refuse_unsupported(module: torch.fx.GraphModule, where: str) -> None:
+    """Raises UnsupportedError, with the user's source line, for what no artifact can hold."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedError(
+                f"the graph holds {target_name(node)}, a call of a subgraph{source(node)}", where=where,
+                fix="write the model without torch.cond, while_loop or autocast regions",
+            )  # fmt: skip
+        if _draws_random_numbers(node):
+            raise UnsupportedError(
+                f"the model draws random numbers: {target_name(node)}{source(node)}", where=where,
+                fix="call eval() in the factory, or pass the random tensor as an input",
+            )  # fmt: skip
+
+
+def _draws_random_numbers(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":  # attention draws only where it drops
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return given != 0.0
+    return True
+
+
+def source(node: Node) -> str:
+    """` (model.py:12, in forward)`: the user's line that a node came from, or nothing."""
+    trace = node.meta.get("stack_trace") or ""
+    files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not files:
+        return ""
+    parts = files[-1].split(", ")
+    name = parts[0].removeprefix('File "').rstrip('"').rsplit("/", 1)[-1]
+    return f" ({name}:{parts[1].removeprefix('line ')}, {parts[2]})" if len(parts) > 2 else f" ({name})"
+
+
+def _require(truth: bool, node: Node, after: str, rule: str) -> None:
+    if not truth:
+        raise InternalError(f"{after} left an illegal graph at {node.name} ({target_name(node)}): {rule}{source(node)}")

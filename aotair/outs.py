@@ -1,0 +1,44 @@
+"""Which overload of an op writes into tensors it is given."""
+
+import functools
+
+import torch
+
+_FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
+# Backends whose kernel makes an out variant worth calling; the generated ones compute elsewhere and copy.
+_KERNEL_KEYS = ("CPU", "CompositeImplicitAutograd")
+
+
+@functools.cache
+def out_variant(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The overload of `op` with the same arguments plus one out tensor for each result, where it has a kernel of its
+    own. Options of factories (dtype, layout, device) are implied by the out tensor and may be missing from it.
+    """
+    if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
+        return None
+    if not all(str(r.type) == "Tensor" for r in op._schema.returns):
+        return None
+    packet = op._overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        if _writes_results_of(candidate, op) and _has_kernel(candidate):
+            return candidate
+    return None
+
+
+def out_arguments(op: torch._ops.OpOverload) -> list[str]:
+    """The names of the tensors that an out variant writes into, in the order of the results."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _writes_results_of(candidate: torch._ops.OpOverload, op: torch._ops.OpOverload) -> bool:
+    outs = [a for a in candidate._schema.arguments if a.is_out]
+    if len(outs) != len(op._schema.returns) or not outs or len(out_arguments(candidate)) != len(outs):
+        return False
+    given = [(a.name, str(a.type)) for a in candidate._schema.arguments if not a.is_out]
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    return given in (wanted, [item for item in wanted if item[0] not in _FACTORY_OPTIONS])
+
+
+def _has_kernel(op: torch._ops.OpOverload) -> bool:
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in _KERNEL_KEYS)

@@ -1,0 +1,58 @@
+"""Hears before and after each stage: verifies the graph, dumps it, times it, logs it. Passes hold none of this."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..errors import InternalError
+from ..graph.show import show
+from ..graph.verify import verify
+
+log = logging.getLogger("aotair")
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What a pass did: rewrites, nodes before and after, and seconds."""
+
+    name: str
+    rewrites: int
+    before: int
+    after: int
+    seconds: float
+
+
+@dataclass
+class Observer:
+    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None."""
+
+    dump: Path | None = None
+    records: list[PassRecord] = field(default_factory=list)
+    _stages: int = 0
+
+    def stage(self, name: str, module: torch.fx.GraphModule) -> None:
+        """A stage that made `module` is done: check it and dump it."""
+        verify(module, name)
+        if self.dump is not None:
+            self.dump.mkdir(parents=True, exist_ok=True)
+            (self.dump / f"{self._stages:02}_{name}.txt").write_text(show(module))
+        self._stages += 1
+
+    @contextlib.contextmanager
+    def watch(self, name: str, module: torch.fx.GraphModule) -> Iterator[Callable[[int], None]]:
+        """Around a pass over `module`; the pass reports its number of rewrites through what this yields."""
+        before, start, counts = len(module.graph.nodes), time.perf_counter(), []
+        try:
+            yield counts.append
+        except Exception as error:
+            done = ", ".join(record.name for record in self.records) or "nothing"
+            raise InternalError(f"the pass {name} failed after {done}: {error}") from error
+        after, seconds = len(module.graph.nodes), time.perf_counter() - start
+        self.records.append(PassRecord(name, sum(counts), before, after, seconds))
+        log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", name, sum(counts), before, after, seconds)
+        self.stage(name, module)

@@ -1,0 +1,128 @@
+"""From a bucket's graph to intervals: which tensors need memory of the arena, how much, and from when to when."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node
+
+from aotair_runtime.schema import Space
+
+from ..outs import out_variant
+from .arena import Interval
+
+
+@dataclass(frozen=True)
+class Root:
+    """A piece of memory: `index` counts buffers of the arena, or names a placeholder by its position."""
+
+    space: Space
+    index: int
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a tensor lies: `offset` bytes into its root."""
+
+    root: Root
+    offset: int
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """`homes` by (node, output number); `launches` are the nodes that run, in order, node k at step k + 1.
+
+    Step 0 is the copying in of inputs, the step after the last launch is the handing out of results.
+    """
+
+    homes: Mapping[tuple[Node, int], Home]
+    intervals: tuple[Interval, ...]
+    launches: tuple[Node, ...]
+
+    def home(self, node: Node, output: int = 0) -> Home | None:
+        """The home of a tensor, or None for a result that nobody wants."""
+        if node.target is operator.getitem:
+            return self.home(node.args[0], node.args[1])
+        return self.homes.get((node, output))
+
+
+def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space]) -> Lifetimes:
+    """`spaces` says where the memory of each placeholder is; what is not a view of another tensor gets a buffer.
+
+    Memory is shared exactly where the fake tensors in `meta["val"]` share a storage.
+    """
+    analysis = _Analysis()
+    for position, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+        analysis.placeholder(node, spaces[node.name], position)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            analysis.call(node)
+    analysis.outputs(graph.output_node())
+    intervals = tuple(Interval(*values) for values in zip(analysis.sizes, analysis.first, analysis.last, strict=True))
+    return Lifetimes(analysis.homes, intervals, tuple(analysis.launches))
+
+
+def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors that a call returns, with their positions."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return ((i, item) for i, item in enumerate(values) if isinstance(item, torch.Tensor))
+
+
+class _Analysis:
+    def __init__(self):
+        self.homes: dict[tuple[Node, int], Home] = {}
+        self.launches: list[Node] = []
+        self.sizes: list[int] = []
+        self.first: list[int] = []
+        self.last: list[int] = []
+        self._roots: dict[int, Root] = {}  # by storage
+
+    def placeholder(self, node: Node, space: Space, position: int) -> None:
+        value = node.meta["val"]
+        root = self._new_buffer(value, 0) if space == Space.ARENA else Root(space, position)
+        self._roots[_storage(value)] = root
+        self.homes[node, 0] = Home(root, 0)
+
+    def call(self, node: Node) -> None:
+        results = list(tensors_of(node.meta["val"]))
+        is_view = results and all(_storage(value) in self._roots for _, value in results)
+        step = len(self.launches) + 1
+        if not is_view or node.target._schema.is_mutable:
+            self.launches.append(node)
+            self._use(node.all_input_nodes, step)
+        wanted = _wanted(node, len(results))
+        for position, value in results:
+            if position not in wanted:
+                continue
+            root = self._roots.get(_storage(value))
+            if root is None:
+                root = self._roots[_storage(value)] = self._new_buffer(value, step)
+            self.homes[node, position] = Home(root, value.storage_offset() * value.element_size())
+
+    def outputs(self, node: Node) -> None:
+        self._use(node.all_input_nodes, len(self.launches) + 1)
+
+    def _use(self, nodes: list[Node], step: int) -> None:
+        for node in nodes:
+            for _, value in tensors_of(node.meta["val"]):
+                root = self._roots.get(_storage(value))
+                if root is not None and root.space == Space.ARENA:
+                    self.last[root.index] = step
+
+    def _new_buffer(self, value: torch.Tensor, step: int) -> Root:
+        self.sizes.append(value.untyped_storage().nbytes())
+        self.first.append(step)
+        self.last.append(step)
+        return Root(Space.ARENA, len(self.sizes) - 1)
+
+
+def _wanted(node: Node, count: int) -> set[int]:
+    """The results that need memory: all where the op writes into given tensors, else those that are used."""
+    if count < 2 or not isinstance(node.meta["val"], (tuple, list)) or out_variant(node.target) is not None:
+        return set(range(count))
+    return {user.args[1] for user in node.users if user.target is operator.getitem}
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata

@@ -1,0 +1,136 @@
+"""From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from aotair_runtime.schema import (
+    Constant,
+    Dim,
+    EntryPoint,
+    Input,
+    Options,
+    Output,
+    Program,
+    Requirements,
+    Space,
+    State,
+    Tolerance,
+)
+
+from .emit import Tables, emit
+from .errors import InternalError
+from .export import Exported
+from .graph.specialise import specialise
+from .graph.verify import verify
+from .plan.arena import plan_arena
+from .plan.check import violations
+from .plan.lifetimes import lifetimes
+from .recipe import Recipe
+from .weights import DistinctTensors
+
+TORCH_MIN = "2.9"
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program, and the tensors of its constants by name."""
+
+    program: Program
+    weights: Mapping[str, torch.Tensor]
+
+
+def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
+    """`progress` hears (buckets done, buckets in all)."""
+    tables, distinct = Tables(), DistinctTensors()
+    placeholders = exported.constants | exported.states
+    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
+    names |= {placeholder: constant.name for placeholder, constant in exported.states.items()}
+    buckets = []
+    all_sizes = recipe.bucket_sizes()
+    for number, sizes in enumerate(all_sizes):
+        progress(number, len(all_sizes))
+        buckets.append(_bucket(exported, recipe, sizes, tables, names))
+    progress(len(all_sizes), len(all_sizes))
+    by_state = {constant.name: constant for constant in exported.states.values()}
+    states = tuple(
+        State(name, tables.constants.number(distinct.name_of(name, by_state[name].tensor)))
+        for name in tables.states.values()
+    )
+    weights = {name: distinct.tensor(name) for name in tables.constants.values()}
+    program = Program(
+        name=recipe.name,
+        requirements=Requirements(TORCH_MIN, torch.__version__.split("+")[0], recipe.target.device),
+        options=Options(recipe.config.debug.aclgraph.clone_input, recipe.config.debug.aclgraph.enable_output_clone),
+        tolerance=Tolerance(recipe.verify.atol, recipe.verify.rtol),
+        constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
+        state=states,
+        ops=tables.ops.values(),
+        layouts=tables.layouts.values(),
+        instructions=tables.instructions.values(),
+        entry_points=(_entry_point(exported, recipe, tuple(buckets)),),
+        arena=max(bucket.height for bucket in buckets),
+        alignment=ALIGNMENT,
+        files=(),
+    )
+    assert len(placeholders) == len(names)
+    return Built(program, weights)
+
+
+def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: Tables, names: Mapping[str, str]):
+    by_dim = dict(zip(recipe.dims(), sizes, strict=True))
+    shapes = {
+        placeholder: tuple(by_dim.get(d, d) for d in recipe.inputs[name].shape)
+        for name, placeholder in exported.inputs.items()
+    }
+    where = f"{recipe.where}: bucket {', '.join(f'{d}={s}' for d, s in by_dim.items()) or 'static'}"
+    module = specialise(exported.module, shapes, where)
+    verify(module, "specialise")
+    lives = lifetimes(module.graph, _spaces(exported, recipe))
+    plan = plan_arena(lives.intervals, ALIGNMENT)
+    wrong = violations(lives.intervals, plan, ALIGNMENT)
+    if wrong:
+        raise InternalError(f"{where}: the memory plan is wrong: {wrong[0]}")
+    return emit(module.graph, lives, plan, tables, names, list(exported.inputs.values()), sizes)
+
+
+def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:
+    spaces = dict.fromkeys(exported.constants, Space.CONSTANT) | dict.fromkeys(exported.states, Space.STATE)
+    for name, placeholder in exported.inputs.items():
+        spaces[placeholder] = Space.CALLER if recipe.inputs[name].mutated else Space.ARENA
+    return spaces
+
+
+def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoint:
+    dims = recipe.dims()
+    inputs = tuple(
+        Input(
+            name,
+            "mutated" if item.mutated else "user",
+            item.dtype,
+            tuple(("dim", dims.index(size)) if isinstance(size, str) else size for size in item.shape),
+            item.pad,
+            None if item.range is None else tuple(map(float, item.range)),
+        )
+        for name, item in recipe.inputs.items()
+    )
+    results = exported.module.graph.output_node().args[0]
+    outputs = tuple(
+        Output(_dtype(node.meta["val"]), shape) for node, shape in zip(results, exported.outputs, strict=True)
+    )
+    order = sorted(range(len(buckets)), key=lambda i: (-buckets[i].height, i))
+    return EntryPoint(
+        "forward",
+        tuple(Dim(dim, recipe.paddable(dim)) for dim in dims),
+        inputs,
+        outputs,
+        exported.structure,
+        buckets,
+        tuple(order),
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

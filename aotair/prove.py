@@ -1,0 +1,235 @@
+"""Every bucket against the original model, run by the runtime itself; and that padding changes nothing."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree
+
+from aotair_runtime.artifact import Artifact
+from aotair_runtime.buckets import choose, describe, evaluate
+from aotair_runtime.errors import ShapeError
+from aotair_runtime.golden import compare, key
+from aotair_runtime.model import Model
+from aotair_runtime.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
+
+from .errors import ProofError
+from .program import Built
+from .recipe import Recipe
+from .samples import poisoned, poisons, random_inputs, read_samples
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A program whose buckets carry their proofs, and the golden tensors by name."""
+
+    program: Program
+    golden: Mapping[str, torch.Tensor]
+
+
+def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Callable[[int, int], None]) -> Proved:
+    """Raises ProofError at the first bucket that is wrong or whose padding is not neutral."""
+    constants = tuple(built.weights[constant.name] for constant in built.program.constants)
+    golden: dict[str, torch.Tensor] = {}
+    with Model(Artifact(Path(recipe.name), built.program, constants), enable_output_clone=True) as model:
+        (entry,) = built.program.entry_points
+        prover = _Prover(recipe, entry, model, _Original(original, recipe), golden)
+        buckets = []
+        for number, bucket in enumerate(entry.buckets):
+            progress(number, len(entry.buckets))
+            buckets.append(replace(bucket, proof=prover.bucket(number, bucket)))
+        prover.samples()
+        progress(len(entry.buckets), len(entry.buckets))
+    entry = replace(entry, buckets=tuple(buckets))
+    return Proved(replace(built.program, entry_points=(entry,)), golden)
+
+
+class _Original:
+    """The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe):
+        self._model, self._names = model, tuple(recipe.inputs)
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(self._buffers[name])
+        with torch.no_grad():
+            result = self._model(**{name: inputs[name] for name in self._names})
+        return [leaf.clone() for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self._model.named_buffers())
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a call left behind: outputs, then mutated inputs, then states, with a name for each."""
+
+    names: list[str]
+    tensors: list[torch.Tensor]
+
+
+class _Prover:
+    def __init__(self, recipe: Recipe, entry: EntryPoint, model: Model, original: _Original, golden: dict):
+        self._recipe, self._entry, self._model, self._original, self._golden = recipe, entry, model, original, golden
+        self._mutated = [name for name, item in recipe.inputs.items() if item.mutated]
+        self._output_names = list(_leaf_names(entry.structure))
+
+    def bucket(self, number: int, bucket: Bucket) -> Proof:
+        sizes = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
+        inputs = random_inputs(self._recipe, sizes, number)
+        want, got = self._reference(inputs), self._replay(inputs)
+        error = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
+        self._record(number, inputs, want)
+        return Proof(error, tuple(self._padding(number, bucket)))
+
+    def samples(self) -> None:
+        """Compare on the recipe's real inputs too, through the buckets that calls would take."""
+        for number, inputs in enumerate(read_samples(self._recipe)):
+            self._compare(self._reference(inputs), self._replay(inputs), f"verify.samples, sample {number}")
+
+    # ---- running and comparing --------------------------------------------------------------------------------
+
+    def _reference(self, inputs: Mapping[str, torch.Tensor]) -> _Run:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        outputs, buffers = self._original(inputs), self._original.buffers()
+        return self._run(outputs, inputs, {name: buffers[name].clone() for name in self._model.state})
+
+    def _replay(self, inputs: Mapping[str, torch.Tensor]) -> _Run:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._model.reset_state()
+        outputs = self._model.entry_points[self._entry.name].flat([inputs[spec.name] for spec in self._entry.inputs])
+        return self._run(outputs, inputs, {name: tensor.clone() for name, tensor in self._model.state.items()})
+
+    def _run(self, outputs: list, inputs: Mapping, states: Mapping) -> _Run:
+        names = self._output_names + [f"input {n}" for n in self._mutated] + [f"state {n}" for n in states]
+        return _Run(names, [*outputs, *(inputs[name] for name in self._mutated), *states.values()])
+
+    def _compare(self, want: _Run, got: _Run, where: str) -> float:
+        """The largest error; raises ProofError where one is beyond the recipe's tolerance."""
+        largest, verify = 0.0, self._recipe.verify
+        for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
+            error, within = compare(gotten, wanted, verify.atol, verify.rtol)
+            largest = max(largest, error)
+            if not within:
+                raise ProofError(
+                    f"{where}: the output {name!r} is not the original model's", where=self._recipe.where,
+                    expected=f"within atol {verify.atol:g} and rtol {verify.rtol:g}", got=f"an error of {error:.3g}",
+                    fix="loosen verify if the error is what the dtype allows; else this is a fault of aotair or of a pass",
+                )  # fmt: skip
+        return largest
+
+    def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: _Run) -> None:
+        entry, golden = self._entry.name, self._golden
+        for name, tensor in inputs.items():
+            golden[key(entry, number, "in", name)] = tensor
+        count = len(self._entry.outputs)
+        for i, tensor in enumerate(want.tensors[:count]):
+            golden[key(entry, number, "out", i)] = tensor
+        rest = [("after", name) for name in self._mutated] + [("state", name) for name in self._model.state]
+        for (side, name), tensor in zip(rest, want.tensors[count:], strict=True):
+            golden[key(entry, number, side, name)] = tensor
+
+    # ---- padding ------------------------------------------------------------------------------------------------
+
+    def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
+        kinds = {n: poisons(item) for n, item in self._recipe.inputs.items() if item.pad == "any"}
+        reduced = list(self._reduced_sizes(number, bucket))
+        rounds = max(len(reduced), max((len(kind) for kind in kinds.values()), default=1)) if reduced else 0
+        neutral: dict[tuple, tuple[_Run, _Run]] = {}
+        for turn in range(rounds):
+            sizes = reduced[turn % len(reduced)]
+            by_dim = dict(zip(self._recipe.dims(), sizes, strict=True))
+            real = random_inputs(self._recipe, by_dim, number)
+            if sizes not in neutral:
+                neutral[sizes] = (self._reference(real), self._replay(real))
+            want, plain = neutral[sizes]
+            chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
+            got = self._cut(self._replay(self._fill(real, bucket, chosen, turn)), sizes)
+            for run in (plain, got):
+                self._check_padding(want, run, sizes, bucket, chosen)
+            error = max((compare(g, w, 0, 0)[0] for w, g in zip(want.tensors, got.tensors)), default=0.0)
+            same = all(compare(g, p, 0, 0)[1] for p, g in zip(plain.tensors, got.tensors))
+            text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
+            yield PaddingProof(sizes, text, error, same)
+
+    def _reduced_sizes(self, number: int, bucket: Bucket) -> Iterator[tuple[int, ...]]:
+        """Sizes of calls that this bucket would serve with padding: the smallest along each dimension, then along
+        all of them at once."""
+        found: list[tuple[int, ...]] = []
+        smallest = list(bucket.sizes)
+        for axis, dim in enumerate(self._entry.dims):
+            if dim.paddable:
+                below = [b.sizes[axis] for b in self._entry.buckets if b.sizes[axis] < bucket.sizes[axis]]
+                smallest[axis] = max(below, default=0) + 1
+                found.append((*bucket.sizes[:axis], smallest[axis], *bucket.sizes[axis + 1 :]))
+        found.append(tuple(smallest))
+        for sizes in dict.fromkeys(found):
+            if sizes != bucket.sizes and self._serves(number, sizes):
+                yield sizes
+
+    def _serves(self, number: int, sizes: tuple[int, ...]) -> bool:
+        try:
+            return choose(self._entry, sizes) == number
+        except ShapeError:
+            return False
+
+    def _fill(
+        self, real: Mapping[str, torch.Tensor], bucket: Bucket, chosen: Mapping[str, object], stream: int
+    ) -> dict[str, torch.Tensor]:
+        """The bucket's whole inputs: real values, and outside them the chosen poison or the declared pad value."""
+        by_dim = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
+        whole = {}
+        for name, item in self._recipe.inputs.items():
+            shape = [by_dim.get(d, d) for d in item.shape]
+            if list(real[name].shape) == shape:
+                whole[name] = real[name]
+            else:
+                whole[name] = poisoned(item, real[name], shape, chosen.get(name, item.pad), stream)
+        return whole
+
+    def _cut(self, run: _Run, sizes: Sequence[int]) -> _Run:
+        outputs = []
+        for tensor, spec in zip(run.tensors, self._entry.outputs):
+            shape = [evaluate(expr, sizes) for expr in spec.shape]
+            outputs.append(tensor[tuple(slice(0, size) for size in shape)])
+        return _Run(run.names, outputs + run.tensors[len(outputs) :])
+
+    def _check_padding(
+        self, want: _Run, got: _Run, sizes: tuple[int, ...], bucket: Bucket, chosen: Mapping[str, object]
+    ) -> None:
+        verify = self._recipe.verify
+        changed = []
+        for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
+            error, within = compare(gotten, wanted, verify.atol, verify.rtol)
+            if not within:
+                changed.append(f"{name} (error {error:.3g})")
+        if not changed:
+            return
+        padded = [d.name for d, have, real in zip(self._entry.dims, bucket.sizes, sizes) if real < have]
+        inputs = [n for n, item in self._recipe.inputs.items() if item.pad is not None and set(padded) & set(item.shape)]
+        filled = [f"{n} filled with {chosen.get(n, self._recipe.inputs[n].pad)}" for n in inputs]
+        raise ProofError(
+            f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
+            where=f"{self._recipe.where}: bucket {describe(self._entry, bucket.sizes)}",
+            expected=f"the original's outputs at {describe(self._entry, sizes)}, within atol {verify.atol:g} and rtol {verify.rtol:g}",
+            got=f"{', '.join(changed)} changed, with {', '.join(filled)}",
+            fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "
+            "and give every size its bucket",
+        )
+
+
+def _leaf_names(tree: tuple, path: str = "") -> Iterator[str]:
+    """A name for each output: `last_hidden_state`, `past[0]`, or `output 0` where the model returns one tensor."""
+    tag, *rest = tree
+    if tag == "tensor":
+        yield path or f"output {rest[0]}"
+    elif tag in ("tuple", "list"):
+        for i, child in enumerate(rest):
+            yield from _leaf_names(child, f"{path}[{i}]")
+    elif tag in ("dict", "record"):
+        keys, children = (rest[0], rest[1:]) if tag == "dict" else (rest[1], rest[2:])
+        for name, child in zip(keys, children, strict=True):
+            yield from _leaf_names(child, f"{path}.{name}" if path else str(name))

@@ -1,0 +1,220 @@
+"""The recipe: what a user writes in YAML, read strictly and checked against itself."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from .config import CompilerConfig
+from .errors import RecipeError
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+DType = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Size = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelPart(_Part):
+    """Where the model comes from."""
+
+    factory: str = Field(
+        pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
+        description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the factory")
+    weights: str | None = Field(None, description=".safetensors file or directory to load over the factory's weights")
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = Field(
+        None, description="floating-point parameters and buffers are cast to it; null leaves them"
+    )
+
+
+class TargetPart(_Part):
+    """What the artifact will run on."""
+
+    device: Literal["cpu"] = "cpu"
+
+
+class InputPart(_Part):
+    """One tensor argument of the model."""
+
+    shape: list[Size | Name] = Field(description="sizes, or names of dynamic dimensions")
+    dtype: DType
+    range: list[float | int] | None = Field(
+        None, min_length=2, max_length=2, description="legal values: low inclusive, high exclusive"
+    )
+    pad: Literal["any"] | bool | int | float | None = Field(
+        None,
+        description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded",
+    )
+    mutated: bool = Field(False, description="the model writes into it; the caller's memory is used in place")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "InputPart":
+        if self.dtype in INTEGERS and self.range is None:
+            raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
+        if self.mutated and self.pad is not None:
+            raise ValueError("a mutated input is used in place and cannot be padded: remove pad")
+        return self
+
+
+class VerifyPart(_Part):
+    """How the build compares with the original model."""
+
+    atol: float = Field(1e-5, ge=0)
+    rtol: float = Field(1e-4, ge=0)
+    seed: int = Field(0, ge=0)
+    samples: str | None = Field(None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT")
+
+
+class Recipe(_Part):
+    """A model, its inputs and buckets, and how to build them."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    model: ModelPart
+    target: TargetPart = Field(default_factory=TargetPart)
+    inputs: dict[Name, InputPart] = Field(min_length=1)
+    buckets: dict[Name, list[Size]] | list[dict[Name, Size]] = Field(
+        default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
+    )
+    verify: VerifyPart = Field(default_factory=VerifyPart)
+    config: CompilerConfig = Field(default_factory=CompilerConfig)
+
+    # Not a field: where the recipe was read from, for errors and relative paths.
+    _file: Path | None = None
+
+    @field_validator("buckets")
+    @classmethod
+    def _some(cls, buckets):
+        if isinstance(buckets, dict):
+            for name, sizes in buckets.items():
+                if not sizes or len(set(sizes)) != len(sizes):
+                    raise ValueError(f"{name}: expected distinct sizes, got {sizes}")
+        return buckets
+
+    @property
+    def where(self) -> str:
+        return str(self._file) if self._file else f"recipe {self.name!r}"
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths in the recipe are relative to."""
+        return self._file.parent if self._file else Path.cwd()
+
+    def dims(self) -> tuple[str, ...]:
+        """The dynamic dimensions, in the order in which the inputs name them."""
+        return tuple(dict.fromkeys(d for item in self.inputs.values() for d in item.shape if isinstance(d, str)))
+
+    def paddable(self, dim: str) -> bool:
+        """Whether calls may be smaller than their bucket along `dim`: every input that has it says how to pad."""
+        return all(item.pad is not None for item in self.inputs.values() if dim in item.shape)
+
+    def bucket_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Every bucket as sizes in the order of `dims()`, smallest first."""
+        dims = self.dims()
+        if isinstance(self.buckets, dict):
+            buckets = itertools.product(*(self.buckets[dim] for dim in dims))
+        else:
+            buckets = (tuple(bucket[dim] for dim in dims) for bucket in self.buckets)
+        return tuple(sorted(set(buckets))) or ((),)
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """The recipe in a YAML file; raises RecipeError with the path to the field at fault."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError("there is no such recipe", where=str(path), fix="write one with: aotair init") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"not readable: {error}", where=str(path)) from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"not YAML: {error}", where=str(path)) from error
+    if not isinstance(data, dict):
+        raise RecipeError("not a recipe", where=str(path), expected="a mapping with name, model, inputs …", got=repr(data)[:60])
+    return parse_recipe(data, path)
+
+
+def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
+    """The recipe in `data`; `file` is where it came from. Raises RecipeError."""
+    where = str(file) if file else "recipe"
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, where) from error
+    recipe._file = file
+    _check_buckets(recipe, where)
+    return recipe
+
+
+def _check_buckets(recipe: Recipe, where: str) -> None:
+    dims = set(recipe.dims())
+    groups = [recipe.buckets] if isinstance(recipe.buckets, dict) else recipe.buckets
+    for number, group in enumerate(groups):
+        path = "buckets" if isinstance(recipe.buckets, dict) else f"buckets[{number}]"
+        for dim in dims - set(group):
+            owner = next(name for name, item in recipe.inputs.items() if dim in item.shape)
+            raise RecipeError(
+                f"{path}: the dynamic dimension {dim!r} of inputs.{owner}.shape has no sizes", where=where,
+                expected=f"buckets.{dim}: [size, …]", got=f"sizes for {', '.join(group) or 'nothing'}",
+                fix=f"add {dim} to buckets, or write a number in the shape",
+            )  # fmt: skip
+        for dim in set(group) - dims:
+            raise RecipeError(
+                f"{path}.{dim}: no input has this dimension", where=where,
+                expected=f"dimensions of the inputs: {', '.join(recipe.dims()) or 'none'}", got=dim, fix="remove it",
+            )  # fmt: skip
+    if dims and not groups:
+        raise RecipeError("buckets: the list is empty", where=where, expected="at least one bucket")
+
+
+def _explain(error: ValidationError, where: str) -> RecipeError:
+    details = error.errors(include_url=False)
+    first = min(details, key=lambda item: (item["type"] != "extra_forbidden", len(details)))
+    path = _path(first)
+    got = first.get("input")
+    expected, fix = "", ""
+    what = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        what, expected = "unknown key", "one of " + ", ".join(_known(first))
+        got, fix = first["loc"][-1], "remove it or correct its name"
+    elif first["type"] == "missing":
+        what, got = "missing", None
+        fix = f"add {path} to the recipe"
+    else:
+        expected, what = what[:1].lower() + what[1:], "wrong value"
+    return RecipeError(f"{path}: {what}", where=where, expected=expected, got="" if got is None else repr(got)[:80], fix=fix)
+
+
+def _path(item: ErrorDetails) -> str:
+    """`inputs.x.shape[1]`, without the names of union branches that pydantic adds."""
+    text = ""
+    for part in item["loc"]:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif "[" not in part and part not in ("str", "int", "float", "bool", "none") and not part.startswith("constrained"):
+            text += f".{part}" if text else part
+    return text or "recipe"
+
+
+def _known(item: ErrorDetails) -> list[str]:
+    """The keys that the part of the recipe at fault does have."""
+    model: Any = Recipe
+    for part in item["loc"][:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            continue
+        candidates = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        model = next((kind for kind in candidates if hasattr(kind, "model_fields")), model)
+    return list(model.model_fields)

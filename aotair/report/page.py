@@ -1,0 +1,113 @@
+"""report.html: what an artifact holds and what was proved of it, for people; one file, no network, no scripts."""
+
+import html
+from collections.abc import Iterator, Sequence
+
+from aotair_runtime.buckets import describe, shape_text
+from aotair_runtime.schema import EntryPoint, Form, Program
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #dde3ea; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+th { background: #f3f6f9; }
+.bar { display: inline-block; height: .7rem; background: #4a7fb5; vertical-align: middle; }
+code { background: #f3f6f9; padding: 0 .2rem; }
+"""
+
+
+def page(program: Program) -> str:
+    """The whole page; the same for the same program."""
+    body = "\n".join(_sections(program))
+    title = html.escape(program.name)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} · aotair</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def _sections(program: Program) -> Iterator[str]:
+    need = program.requirements
+    weights = sum(_nbytes(c.dtype, c.shape) for c in program.constants)
+    yield (
+        f"<p>Built with torch {html.escape(need.torch_built)}; needs torch {html.escape(need.torch_min)} or newer and the "
+        f"device <code>{html.escape(need.device)}</code>. {len(program.constants)} distinct weights, {weights:,} bytes; "
+        f"one arena of {program.arena:,} bytes for all buckets.</p>"
+    )
+    for entry in program.entry_points:
+        yield f"<h2>Entry point {html.escape(entry.name)}</h2>"
+        yield _interface(entry)
+        yield "<h2>Buckets</h2>" + _buckets(program, entry)
+        yield "<h2>Padding proofs</h2>" + _padding(entry)
+    yield "<h2>Ops</h2>" + _ops(program)
+
+
+def _interface(entry: EntryPoint) -> str:
+    rows = [
+        [f"input {item.name}", item.dtype, shape_text(entry, item.shape), item.kind, "" if item.pad is None else item.pad]
+        for item in entry.inputs
+    ]
+    rows += [[f"output {i}", item.dtype, shape_text(entry, item.shape), "", ""] for i, item in enumerate(entry.outputs)]
+    return _table(["tensor", "dtype", "shape", "class", "pad"], rows)
+
+
+def _buckets(program: Program, entry: EntryPoint) -> str:
+    rows = []
+    for bucket in entry.buckets:
+        width = round(200 * bucket.height / max(1, program.arena))
+        error = f"{bucket.proof.max_abs_error:.2e}" if bucket.proof else "not proved"
+        bar = _Raw(f'<span class="bar" style="width:{width}px"></span>')
+        rows.append(
+            [describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", f"{bucket.lower_bound:,}", error, bar]
+        )
+    return _table(["bucket", "instructions", "arena bytes", "lower bound", "largest error", "of the arena"], rows)
+
+
+def _padding(entry: EntryPoint) -> str:
+    rows = [
+        [
+            describe(entry, bucket.sizes),
+            describe(entry, run.sizes),
+            run.poison,
+            f"{run.max_abs_error:.2e}",
+            "bit-identical" if run.identical else "within tolerance",
+        ]
+        for bucket in entry.buckets
+        for run in (bucket.proof.padding if bucket.proof else ())
+    ]
+    if not rows:
+        return "<p>No dimension is paddable.</p>"
+    return _table(["bucket", "real sizes", "padded with", "error against the original", "against neutral padding"], rows)
+
+
+def _ops(program: Program) -> str:
+    counts: dict[tuple[str, str], int] = {}
+    for instruction in program.instructions:
+        name = (program.ops[instruction.op].name, Form(instruction.form).name.lower())
+        counts[name] = counts.get(name, 0) + 1
+    rows = [[name, form, count] for (name, form), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    return _table(["op", "results handed over by", "distinct instructions"], rows)
+
+
+class _Raw(str):
+    """Text that is HTML already."""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    def cell(value: object) -> str:
+        return value if isinstance(value, _Raw) else html.escape(str(value))
+
+    lines = ["<table><tr>" + "".join(f"<th>{cell(name)}</th>" for name in head) + "</tr>"]
+    lines += ["<tr>" + "".join(f"<td>{cell(value)}</td>" for value in row) + "</tr>" for row in rows]
+    return "\n".join([*lines, "</table>"])
+
+
+def _nbytes(name: str, shape: Sequence[int]) -> int:
+    from aotair_runtime.check import dtype
+
+    total = dtype(name).itemsize
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,84 @@
+"""Sympy sizes and pytree structures, as the plain data of the format."""
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+import torch
+from torch.utils import _pytree
+from torch.utils._sympy import functions
+
+from .errors import UnsupportedError
+
+
+def to_expr(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, int]) -> object:
+    """A size as a schema.Expr, where `symbols` gives the number of each dimension. Raises UnsupportedError."""
+    return int(size) if not isinstance(size, torch.SymInt) else _expr(size.node.expr, symbols)
+
+
+def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, int]) -> object:
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Symbol and expr in symbols:
+        return ("dim", symbols[expr])
+    if isinstance(expr, sympy.Mul):
+        numerator, denominator = expr.as_numer_denom()
+        if denominator != 1:
+            return ("//", _expr(numerator, symbols), int(denominator))
+        return ("*", *_operands(expr, symbols))
+    if isinstance(expr, sympy.Add):
+        return ("+", *_operands(expr, symbols))
+    if isinstance(expr, (functions.FloorDiv, functions.CleanDiv)):
+        return ("//", *(_expr(a, symbols) for a in expr.args))
+    if isinstance(expr, (functions.Mod, functions.PythonMod)):
+        return ("%", *(_expr(a, symbols) for a in expr.args))
+    if isinstance(expr, (functions.Max, sympy.Max)):
+        return ("max", *_operands(expr, symbols))
+    if isinstance(expr, (functions.Min, sympy.Min)):
+        return ("min", *_operands(expr, symbols))
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        return ("*", *[_expr(expr.base, symbols)] * int(expr.exp)) if expr.exp > 1 else _expr(expr.base, symbols)
+    raise UnsupportedError(
+        f"an output's size is {expr}", expected="sums, products, floor divisions, minima and maxima of the dimensions"
+    )
+
+
+def _operands(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, int]) -> tuple:
+    return tuple(_expr(arg, symbols) for arg in sorted(expr.args, key=sympy.default_sort_key))
+
+
+def to_tree(spec: _pytree.TreeSpec, leaves: Sequence[tuple]) -> tuple:
+    """A pytree's structure as a schema.Tree, with `leaves` in order. Raises UnsupportedError."""
+    rest = iter(leaves)
+    return _tree(spec, rest)
+
+
+def _tree(spec: _pytree.TreeSpec, leaves) -> tuple:
+    if spec.is_leaf():
+        return next(leaves)
+    children = [_tree(child, leaves) for child in spec.children()]
+    kind, context = spec.type, spec.context
+    if kind is tuple:
+        return ("tuple", *children)
+    if kind is list:
+        return ("list", *children)
+    if kind is dict or kind.__name__ in ("OrderedDict", "defaultdict"):
+        keys = context[1] if kind.__name__ == "defaultdict" else context
+        return ("dict", tuple(keys), *children)
+    names = _field_names(kind, context)
+    if names is None or len(names) != len(children):
+        raise UnsupportedError(f"the model returns a {kind.__name__}", expected="tensors in tuples, lists, dicts or records")
+    return ("record", kind.__name__, tuple(names), *children)
+
+
+def _field_names(kind: type, context: object) -> Sequence[str] | None:
+    """The names of a named tuple's, dataclass's or model output's fields, from how pytree remembers it."""
+    if isinstance(context, type) and hasattr(context, "_fields"):
+        return context._fields
+    if hasattr(kind, "_fields"):
+        return kind._fields
+    for part in context if isinstance(context, (tuple, list)) else ():
+        if isinstance(part, (tuple, list)) and all(isinstance(name, str) for name in part):
+            return part
+    if isinstance(context, (tuple, list)) and all(isinstance(name, str) for name in context):
+        return context
+    return None

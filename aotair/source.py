@@ -1,0 +1,153 @@
+"""From a recipe's `model` part to the original model: import the factory, call it, load weights, cast."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from aotair_runtime.check import dtype
+
+from .errors import ModelError
+from .recipe import Recipe
+
+
+def load_model(recipe: Recipe) -> torch.nn.Module:
+    """The recipe's model in evaluation mode, without gradients, on the CPU.
+
+    The factory runs with torch's random state set to `verify.seed`. Raises ModelError.
+    """
+    factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
+    torch.manual_seed(recipe.verify.seed)
+    try:
+        model = factory(**recipe.model.kwargs)
+    except Exception as error:
+        raise ModelError(
+            f"model.factory: {recipe.model.factory} failed: {type(error).__name__}: {error}", where=recipe.where,
+            fix="call it yourself to see where; kwargs come from model.kwargs",
+        ) from error  # fmt: skip
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(
+            "model.factory: returned no model", where=recipe.where, expected="a torch.nn.Module", got=type(model).__name__
+        )
+    if recipe.model.weights is not None:
+        _load_weights(model, recipe)
+    if recipe.model.dtype is not None:
+        model.to(dtype(recipe.model.dtype))
+    model.eval().requires_grad_(False)
+    _check_inputs(model, recipe)
+    return model
+
+
+def import_callable(name: str, folder: Path, where: str, field: str) -> Callable:
+    """The callable that `package.module:attribute` or `path/to/file.py:attribute` names; raises ModelError."""
+    module_name, _, attribute = name.rpartition(":")
+    try:
+        with _importing_from(folder):
+            module = _import_file(folder / module_name) if module_name.endswith(".py") else _import(module_name)
+            value = module
+            for part in attribute.split("."):
+                value = getattr(value, part)
+    except Exception as error:
+        raise ModelError(
+            f"{field}: cannot import {name!r}: {type(error).__name__}: {error}", where=where,
+            expected="package.module:callable, or path/to/file.py:callable (relative to the recipe)",
+            fix="check the spelling, and that the package is installed or importable from the working directory",
+        ) from error  # fmt: skip
+    if not callable(value):
+        raise ModelError(f"{field}: {name!r} cannot be called", where=where, got=type(value).__name__)
+    return value
+
+
+def _import(name: str):
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path):
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(f"_aotair_recipe_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Let modules beside the working directory and beside the recipe be imported, as `python` would."""
+    added = [str(Path.cwd()), str(folder.resolve())]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
+
+
+def _load_weights(model: torch.nn.Module, recipe: Recipe) -> None:
+    path = recipe.folder / recipe.model.weights
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise ModelError(
+            "model.weights: there are no weights here", where=recipe.where,
+            expected="a .safetensors file, or a directory that holds some", got=str(path),
+        )  # fmt: skip
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= safetensors.torch.load_file(file)
+        except safetensors.SafetensorError as error:
+            raise ModelError(f"model.weights: not readable as safetensors: {error}", where=str(file)) from error
+    try:
+        result = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ModelError(f"model.weights: {error}", where=recipe.where) from error
+    tied = _tied_names(model)
+    missing = [name for name in result.missing_keys if not tied.get(name, set()) & set(tensors)]
+    if missing or result.unexpected_keys:
+        raise ModelError(
+            "model.weights: the names do not match the model's", where=recipe.where,
+            expected=f"every parameter and buffer; missing: {_some(missing)}",
+            got=f"names the model does not have: {_some(result.unexpected_keys)}",
+        )  # fmt: skip
+
+
+def _tied_names(model: torch.nn.Module) -> dict[str, set[str]]:
+    """For each tensor of the state dict, every name it goes by."""
+    names: dict[int, set[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), set()).add(name)
+    return {name: names[id(tensor)] for name, tensor in state.items()}
+
+
+def _some(names: list[str]) -> str:
+    text = ", ".join(names[:5]) or "none"
+    return f"{text} … ({len(names)} in all)" if len(names) > 5 else text
+
+
+def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
+    """Raises ModelError where `forward` does not take the recipe's inputs, or needs others."""
+    parameters = inspect.signature(model.forward).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes = ", ".join(f"{n}" if p.default is p.empty else f"{n} (optional)" for n, p in named.items())
+    for name in recipe.inputs:
+        if name not in named and not open_ended:
+            raise ModelError(
+                f"inputs.{name}: the model does not take this input", where=recipe.where,
+                expected=f"arguments of {type(model).__name__}.forward: {takes}", got=name, fix="rename or remove it",
+            )  # fmt: skip
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in recipe.inputs:
+            raise ModelError(
+                f"inputs: the model needs {name!r}", where=recipe.where,
+                expected=f"arguments of {type(model).__name__}.forward: {takes}", got=", ".join(recipe.inputs),
+                fix=f"describe {name} under inputs",
+            )  # fmt: skip

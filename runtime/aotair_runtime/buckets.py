@@ -1,0 +1,113 @@
+"""Which bucket serves a call, and what a size expression comes to."""
+
+from collections.abc import Sequence
+
+from .errors import ShapeError
+from .schema import EntryPoint
+
+_OPERATORS = {
+    "+": lambda a, b: a + b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+}
+
+
+def evaluate(expr: object, sizes: Sequence[int]) -> int:
+    """The value of a size expression (schema.Expr) where dimension i has the size `sizes[i]`."""
+    if isinstance(expr, int):
+        return expr
+    operator, *operands = expr
+    if operator == "dim":
+        return sizes[operands[0]]
+    value = evaluate(operands[0], sizes)
+    for operand in operands[1:]:
+        value = _OPERATORS[operator](value, evaluate(operand, sizes))
+    return value
+
+
+def read_sizes(entry: EntryPoint, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The size of each dynamic dimension in a call whose inputs have `shapes`.
+
+    Raises ShapeError where a rank or a fixed size is wrong, or two inputs disagree about a dimension.
+    """
+    sizes: dict[int, tuple[int, str]] = {}
+    for spec, shape in zip(entry.inputs, shapes, strict=True):
+        if len(shape) != len(spec.shape):
+            raise _misfit(entry, spec.name, shape)
+        for axis, (expr, size) in enumerate(zip(spec.shape, shape)):
+            if isinstance(expr, int):
+                if size != expr:
+                    raise _misfit(entry, spec.name, shape)
+                continue
+            index = expr[1]
+            known, owner = sizes.setdefault(index, (size, spec.name))
+            if known != size:
+                raise ShapeError(
+                    f"the inputs disagree about the dimension {entry.dims[index].name!r}",
+                    where=entry.name,
+                    got=f"{owner} has {known}, {spec.name} has {size} (axis {axis})",
+                )
+    return tuple(sizes[i][0] for i in range(len(entry.dims)))
+
+
+def choose(entry: EntryPoint, sizes: tuple[int, ...]) -> int:
+    """The number of the bucket with the fewest elements that holds `sizes`: at least as large along every paddable
+    dimension, equal along the others. Raises ShapeError where there is none."""
+    best = None
+    for number, bucket in enumerate(entry.buckets):
+        if all(
+            have >= want if dim.paddable else have == want
+            for dim, have, want in zip(entry.dims, bucket.sizes, sizes, strict=True)
+        ):
+            cost = _product(bucket.sizes)
+            if best is None or cost < best[0]:
+                best = (cost, number)
+    if best is None:
+        raise ShapeError(
+            "no bucket holds " + describe(entry, sizes),
+            where=entry.name,
+            expected="one of the buckets " + "; ".join(describe(entry, b.sizes) for b in entry.buckets),
+            fix="add a bucket to the recipe and build again, or send a smaller input",
+        )
+    return best[1]
+
+
+def describe(entry: EntryPoint, sizes: Sequence[int]) -> str:
+    """`batch=8, seq=64`, or `static` where nothing is dynamic."""
+    return ", ".join(f"{dim.name}={size}" for dim, size in zip(entry.dims, sizes)) or "static"
+
+
+def shape_text(entry: EntryPoint, shape: Sequence[object]) -> str:
+    """`[batch, seq, 384]` for the shape of an input or output."""
+    return "[" + ", ".join(_expr_text(entry, expr) for expr in shape) + "]"
+
+
+def _expr_text(entry: EntryPoint, expr: object) -> str:
+    if isinstance(expr, int):
+        return str(expr)
+    operator, *operands = expr
+    if operator == "dim":
+        return entry.dims[operands[0]].name
+    texts = [_expr_text(entry, operand) for operand in operands]
+    return f"{operator}({', '.join(texts)})" if operator in ("min", "max") else "(" + f" {operator} ".join(texts) + ")"
+
+
+def _product(sizes: Sequence[int]) -> int:
+    value = 1
+    for size in sizes:
+        value *= size
+    return value
+
+
+def _misfit(entry: EntryPoint, name: str, shape: Sequence[int]) -> ShapeError:
+    spec = next(spec for spec in entry.inputs if spec.name == name)
+    return ShapeError(
+        f"the input {name!r} does not fit",
+        where=entry.name,
+        expected=f"shape {shape_text(entry, spec.shape)}, with the buckets "
+        + "; ".join(describe(entry, bucket.sizes) for bucket in entry.buckets),
+        got=f"shape {list(shape)}",
+    )

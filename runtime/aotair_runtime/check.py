@@ -1,0 +1,279 @@
+"""Whether a decoded program keeps the rules of the format: every number it holds is checked before it is believed."""
+
+import torch
+
+from .buckets import evaluate
+from .errors import MalformedError, RequirementError
+from .schema import (
+    Bucket,
+    DTypeArg,
+    EntryPoint,
+    Form,
+    Input,
+    Instruction,
+    LayoutArg,
+    MemoryFormatArg,
+    Output,
+    Program,
+    Space,
+    TensorArg,
+)
+
+_MAX_BYTES = 1 << 46
+
+
+def dtype(name: str, where: str = "program") -> torch.dtype:
+    """torch's dtype of that name."""
+    return _torch_name(name, torch.dtype, "dtype", where)
+
+
+def memory_format(name: str, where: str = "program") -> torch.memory_format:
+    return _torch_name(name, torch.memory_format, "memory format", where)
+
+
+def layout(name: str, where: str = "program") -> torch.layout:
+    return _torch_name(name, torch.layout, "layout", where)
+
+
+def _torch_name(name: str, kind: type, what: str, where: str):
+    value = getattr(torch, name, None) if name.isidentifier() else None
+    if not isinstance(value, kind):
+        raise MalformedError(f"{name!r} is no {what} of torch", where=where)
+    return value
+
+
+def check_requirements(program: Program, device: str, where: str) -> None:
+    """Raises RequirementError where this node's torch is too old or the device is of another kind."""
+    need = program.requirements
+    if _version(torch.__version__) < _version(need.torch_min):
+        raise RequirementError(
+            "this node's torch is too old", where=where, expected=f"torch {need.torch_min} or newer",
+            got=f"torch {torch.__version__}",
+        )  # fmt: skip
+    if device != need.device:
+        raise RequirementError(
+            "the artifact was built for another device",
+            where=where,
+            expected=need.device,
+            got=device,
+            fix=f"set target.device to {device} in the recipe and build again",
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def check_program(program: Program, where: str) -> None:
+    """Raises MalformedError at the first rule that the program breaks."""
+    rules = _Rules(program, where)
+    rules.tables()
+    names = [entry.name for entry in program.entry_points]
+    rules.require(bool(names) and len(set(names)) == len(names), "entry_points", "distinct names")
+    for number, entry in enumerate(program.entry_points):
+        rules.entry_point(entry, f"entry_points[{number}]")
+
+
+class _Rules:
+    def __init__(self, program: Program, where: str):
+        self.program, self.where = program, where
+
+    def require(self, truth: bool, path: str, expected: str, got: object = None) -> None:
+        if not truth:
+            text = "" if got is None else repr(got)[:80]
+            raise MalformedError(
+                f"program.{path} breaks a rule of the format", where=self.where, expected=expected, got=text
+            )
+
+    def index(self, value: int, count: int, path: str) -> None:
+        self.require(0 <= value < count, path, f"a number from 0 to {count - 1}", value)
+
+    def nbytes(self, name: str, shape: tuple[int, ...], path: str) -> int:
+        self.require(all(0 <= size < _MAX_BYTES for size in shape), path, "sizes that are not negative", shape)
+        total = dtype(name, self.where).itemsize
+        for size in shape:
+            total *= size
+        self.require(total < _MAX_BYTES, path, "a tensor of a possible size", total)
+        return total
+
+    def tables(self) -> None:
+        program = self.program
+        self.require(0 <= program.arena < _MAX_BYTES, "arena", "a possible number of bytes", program.arena)
+        alignment = program.alignment
+        self.require(
+            0 < alignment <= 4096 and not alignment & (alignment - 1), "alignment", "a power of two", alignment
+        )
+        for i, constant in enumerate(program.constants):
+            self.nbytes(constant.dtype, constant.shape, f"constants[{i}].shape")
+        for i, state in enumerate(program.state):
+            self.index(state.constant, len(program.constants), f"state[{i}].constant")
+        for i, item in enumerate(program.layouts):
+            path = f"layouts[{i}]"
+            self.require(len(item.shape) == len(item.strides), path, "as many strides as sizes")
+            self.require(
+                all(0 <= s < _MAX_BYTES for s in item.strides), path, "strides that are not negative", item.strides
+            )
+            self.nbytes(item.dtype, item.shape, path)
+        for i, instruction in enumerate(program.instructions):
+            self.index(instruction.op, len(program.ops), f"instructions[{i}].op")
+            self.require(instruction.form in iter(Form), f"instructions[{i}].form", "a form", instruction.form)
+
+    def entry_point(self, entry: EntryPoint, path: str) -> None:
+        self.require(bool(entry.buckets), f"{path}.buckets", "at least one bucket")
+        for i, spec in enumerate(entry.inputs):
+            self.require(spec.kind in ("user", "mutated"), f"{path}.inputs[{i}].kind", "user or mutated", spec.kind)
+            dtype(spec.dtype, self.where)
+            for expr in spec.shape:
+                self.expr(expr, entry, f"{path}.inputs[{i}].shape", plain=True)
+        seen = {expr[1] for spec in entry.inputs for expr in spec.shape if isinstance(expr, tuple)}
+        self.require(
+            seen == set(range(len(entry.dims))), f"{path}.dims", "dimensions that the inputs show", len(entry.dims)
+        )
+        for i, output in enumerate(entry.outputs):
+            dtype(output.dtype, self.where)
+            for expr in output.shape:
+                self.expr(expr, entry, f"{path}.outputs[{i}].shape")
+        self.tree(entry.structure, len(entry.outputs), f"{path}.structure")
+        order = sorted(entry.capture_order)
+        self.require(
+            order == list(range(len(entry.buckets))), f"{path}.capture_order", "each bucket once", entry.capture_order
+        )
+        for i, bucket in enumerate(entry.buckets):
+            self.bucket(bucket, entry, f"{path}.buckets[{i}]")
+
+    def expr(self, expr: object, entry: EntryPoint, path: str, *, plain: bool = False) -> None:
+        if isinstance(expr, int):
+            self.require(expr >= 0 or not plain, path, "a size", expr)
+            return
+        operator, *operands = expr
+        if operator == "dim":
+            self.index(operands[0], len(entry.dims), path)
+            return
+        self.require(not plain, path, "a number or a dimension", expr)
+        for operand in operands:
+            self.expr(operand, entry, path)
+        if operator in ("//", "%"):
+            self.require(all(isinstance(o, int) and o > 0 for o in operands[1:]), path, "a positive divisor", expr)
+
+    def tree(self, tree: tuple, count: int, path: str) -> None:
+        if tree[0] == "tensor":
+            self.index(tree[1], count, path)
+        elif tree[0] != "const":
+            for child in tree[{"dict": 2, "record": 3}.get(tree[0], 1) :]:
+                self.tree(child, count, path)
+
+    def bucket(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
+        self.require(len(bucket.sizes) == len(entry.dims), f"{path}.sizes", f"{len(entry.dims)} sizes", bucket.sizes)
+        self.require(
+            all(0 < size < _MAX_BYTES for size in bucket.sizes), f"{path}.sizes", "positive sizes", bucket.sizes
+        )
+        self.require(0 <= bucket.height <= self.program.arena, f"{path}.height", "at most the arena", bucket.height)
+        for i, placement in enumerate(bucket.tensors):
+            self.placement(placement, entry, f"{path}.tensors[{i}]")
+        for group, specs in ((bucket.inputs, entry.inputs), (bucket.outputs, entry.outputs)):
+            self.require(len(group) == len(specs), path, "a tensor for each input and output", len(group))
+            for number in group:
+                self.index(number, len(bucket.tensors), path)
+        self.interface(bucket, entry, path)
+        for number in bucket.code:
+            self.index(number, len(self.program.instructions), f"{path}.code")
+            self.instruction(self.program.instructions[number], bucket, f"instructions[{number}] in {path}")
+
+    def placement(self, item, entry: EntryPoint, path: str) -> None:
+        self.index(item.layout, len(self.program.layouts), path)
+        found = self.program.layouts[item.layout]
+        room = self.room(item, entry, path)
+        width = dtype(found.dtype, self.where).itemsize
+        empty = 0 in found.shape
+        extent = 0 if empty else (1 + sum((n - 1) * s for n, s in zip(found.shape, found.strides))) * width
+        self.require(
+            item.offset >= 0 and item.offset % width == 0, path, f"an offset that {width} divides", item.offset
+        )
+        self.require(item.offset + extent <= room, path, f"a tensor within {room} bytes", item.offset + extent)
+
+    def room(self, item, entry: EntryPoint, path: str) -> int:
+        """The bytes of the memory that a placement points into."""
+        program = self.program
+        if item.space == Space.ARENA:
+            return program.arena
+        if item.space == Space.CALLER:
+            self.index(item.index, len(entry.inputs), path)
+            self.require(entry.inputs[item.index].kind == "mutated", path, "a mutated input", item.index)
+            return _MAX_BYTES  # its size is that of the bucket: `interface` compares the layouts
+        self.require(item.space in (Space.CONSTANT, Space.STATE), path, "a space", item.space)
+        table = program.constants if item.space == Space.CONSTANT else program.state
+        self.index(item.index, len(table), path)
+        constant = program.constants[table[item.index].constant if item.space == Space.STATE else item.index]
+        return self.nbytes(constant.dtype, constant.shape, path)
+
+    def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
+        """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
+        for i, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
+            self.promised(bucket, number, spec, f"{path}.inputs[{i}]")
+            home = Space.CALLER if spec.kind == "mutated" else Space.ARENA
+            self.require(bucket.tensors[number].space == home, f"{path}.inputs[{i}]", f"memory of the kind {home.name}")
+        for i, (number, spec) in enumerate(zip(bucket.outputs, entry.outputs)):
+            self.promised(bucket, number, spec, f"{path}.outputs[{i}]")
+            self.require(
+                bucket.tensors[number].space != Space.CONSTANT, f"{path}.outputs[{i}]", "memory that may be written"
+            )
+        self.caller_memory(bucket, entry, path)
+
+    def promised(self, bucket: Bucket, number: int, spec: Input | Output, path: str) -> None:
+        found = self.program.layouts[bucket.tensors[number].layout]
+        shape = tuple(evaluate(expr, bucket.sizes) for expr in spec.shape)
+        self.require(
+            found.dtype == spec.dtype and found.shape == shape, path, f"{spec.dtype}{list(shape)}",
+            f"{found.dtype}{list(found.shape)}",
+        )  # fmt: skip
+
+    def caller_memory(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
+        """No tensor reaches beyond the mutated input it lies in."""
+        room = {}
+        for position, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
+            if spec.kind == "mutated":
+                self.require(
+                    bucket.tensors[number].index == position and not bucket.tensors[number].offset,
+                    path,
+                    "its own input",
+                )
+                room[position] = self.extent(bucket.tensors[number])
+        for item in bucket.tensors:
+            if item.space == Space.CALLER:
+                self.require(self.extent(item) <= room[item.index], path, "a tensor within the mutated input")
+
+    def extent(self, item) -> int:
+        found = self.program.layouts[item.layout]
+        if 0 in found.shape:
+            return item.offset
+        reach = 1 + sum((n - 1) * s for n, s in zip(found.shape, found.strides))
+        return item.offset + reach * dtype(found.dtype, self.where).itemsize
+
+    def instruction(self, instruction: Instruction, bucket: Bucket, path: str) -> None:
+        for number in instruction.outs:
+            self.require(-1 <= number < len(bucket.tensors), path, "tensors of the bucket", number)
+            if number >= 0:
+                space = bucket.tensors[number].space
+                self.require(space != Space.CONSTANT, path, "results outside the constants", number)
+        for value in (*instruction.args, *(value for _, value in instruction.kwargs)):
+            self.argument(value, bucket, path)
+
+    def argument(self, value: object, bucket: Bucket, path: str) -> None:
+        if isinstance(value, tuple):
+            for item in value:
+                self.argument(item, bucket, path)
+        elif isinstance(value, TensorArg):
+            self.index(value.index, len(bucket.tensors), path)
+        elif isinstance(value, DTypeArg):
+            dtype(value.name, self.where)
+        elif isinstance(value, MemoryFormatArg):
+            memory_format(value.name, self.where)
+        elif isinstance(value, LayoutArg):
+            layout(value.name, self.where)

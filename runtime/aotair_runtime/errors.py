@@ -1,0 +1,79 @@
+"""Every way in which loading or calling an artifact can be refused, one class for each."""
+
+
+class AotairError(Exception):
+    """A refusal that its reader can act on.
+
+    The message names where the fault lies, what was expected, what came instead and what to do about it; each part
+    is optional except `what`.
+    """
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", got: str = "", fix: str = ""):
+        self.what, self.where, self.expected, self.got, self.fix = what, where, expected, got, fix
+        parts = [f"{where}: {what}" if where else what]
+        parts += [f"  {name}: {text}" for name, text in (("expected", expected), ("got", got), ("fix", fix)) if text]
+        super().__init__("\n".join(parts))
+
+
+class ArtifactError(AotairError):
+    """The artifact on disk cannot be used."""
+
+
+class NotAnArtifactError(ArtifactError):
+    """The path holds no artifact."""
+
+
+class TruncatedError(ArtifactError):
+    """A file of the artifact is missing, shorter or longer than recorded."""
+
+
+class AlteredError(ArtifactError):
+    """The bytes of a file do not match their recorded digest."""
+
+
+class FormatVersionError(ArtifactError):
+    """The artifact was written in a format that this runtime does not read."""
+
+
+class MalformedError(ArtifactError):
+    """The program breaks a rule of the format."""
+
+
+class RequirementError(ArtifactError):
+    """This node lacks something that the artifact needs: a torch version, a device, an op or its schema."""
+
+
+class NamespaceError(RequirementError):
+    """The program names an op that it may not use."""
+
+
+class CallError(AotairError):
+    """The arguments of a call do not fit; nothing was changed."""
+
+
+class ArgumentError(CallError, TypeError):
+    """An argument is missing, unknown, given twice or not a tensor."""
+
+
+class ShapeError(CallError, ValueError):
+    """No bucket takes these shapes."""
+
+
+class DTypeError(CallError, TypeError):
+    """An input has another dtype than the model was built for."""
+
+
+class DeviceError(CallError, ValueError):
+    """An input lies on another device than the model."""
+
+
+class ClosedError(AotairError, RuntimeError):
+    """The model was closed."""
+
+
+class CaptureError(AotairError, RuntimeError):
+    """An instruction failed while a bucket was bound, captured or run."""
+
+
+class OutputHeldWarning(UserWarning):
+    """An output of an earlier call is still held and has just been overwritten by a replay."""

@@ -1,0 +1,51 @@
+"""Which op an instruction's name stands for, and whether an artifact may use it."""
+
+import re
+
+import torch
+
+from .errors import NamespaceError, RequirementError
+from .schema import Op
+
+NAMESPACES = ("aten", "npu", "air")
+_NAME = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?")
+# Ops that reach outside the tensors they are given, or that change what a planned tensor refers to.
+_FORBIDDEN = re.compile(
+    r"aten::(from_file|save|_print|_sync|set_|set_data|resize_?|resize_as_?|_resize_\w+|_?set_\w+)$"
+)
+
+
+def allowed(name: str, namespaces: tuple[str, ...]) -> bool:
+    """Whether the op `namespace::name.overload` may appear in a program."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match[1] in namespaces and not _FORBIDDEN.match(name.partition(".")[0])
+
+
+def resolve(op: Op, namespaces: tuple[str, ...], where: str) -> torch._ops.OpOverload:
+    """The torch op that `op` names.
+
+    Raises NamespaceError where a program may not use it, RequirementError where this torch lacks it or gives it
+    another schema than the one it was built against.
+    """
+    if not allowed(op.name, namespaces):
+        raise NamespaceError(
+            f"the program uses the op {op.name}",
+            where=where,
+            expected=f"ops of the namespaces {', '.join(namespaces)}",
+            fix="pass allow_namespaces=(…) to load() if you trust the artifact",
+        )
+    namespace, base, overload = _NAME.fullmatch(op.name).groups()
+    found = torch._C._dispatch_has_kernel(op.name)
+    target = getattr(getattr(getattr(torch.ops, namespace), base, None), overload or "default", None) if found else None
+    if not isinstance(target, torch._ops.OpOverload):
+        raise RequirementError(
+            f"this node has no op {op.name}",
+            where=where,
+            fix=f"import the package that defines {namespace}:: ops before load(), or install the torch it was built with",
+        )
+    if str(target._schema) != op.schema:
+        raise RequirementError(
+            f"the op {op.name} has another schema here", where=where, expected=op.schema, got=str(target._schema),
+            fix=f"build the artifact with torch {torch.__version__}",
+        )  # fmt: skip
+    return target

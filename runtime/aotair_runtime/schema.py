@@ -1,0 +1,257 @@
+"""What `program.msgpack` holds, as frozen dataclasses: the only thing that builder and runtime share.
+
+On disk each dataclass is an array of its fields in order (`codec.py`). A new field goes last and has a default, so
+that older artifacts still load; `FORMAT.md` says the same in prose and keeps the history.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+MAGIC = "aotair"
+FORMAT = 1
+PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
+    "program.msgpack",
+    "weights.safetensors",
+    "golden.safetensors",
+    "report.html",
+)
+
+
+class Space(IntEnum):
+    """Where a tensor's bytes lie."""
+
+    ARENA = 0  # planned memory, shared by all buckets
+    CONSTANT = 1  # parameters, buffers that never change, lifted constants: mapped from the weights file
+    STATE = 2  # buffers that the model mutates: owned by the model, shared by all buckets
+    CALLER = 3  # mutated inputs: memory of the caller, used in place
+
+
+class Form(IntEnum):
+    """How an instruction hands over its results."""
+
+    OUT = 0  # the op writes into the tensors it is given as its out arguments
+    COPY = 1  # the op returns fresh tensors, which are copied into the planned ones
+    EFFECT = 2  # the op writes into its arguments and its results are not used
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor of the bucket, by its number."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class DTypeArg:
+    name: str
+
+
+@dataclass(frozen=True)
+class MemoryFormatArg:
+    name: str
+
+
+@dataclass(frozen=True)
+class LayoutArg:
+    name: str
+
+
+@dataclass(frozen=True)
+class DeviceArg:
+    """The device that the model is loaded on."""
+
+
+# One argument of an instruction: None, bool, int, float, str, a dataclass from above, or a tuple of arguments.
+Arg = Annotated[object, "arg"]
+# A size in terms of the dynamic dimensions: an int, ("dim", i), or (operator, operand, operand …).
+Expr = Annotated[object, "expr"]
+EXPR_OPERATORS = ("+", "*", "//", "%", "min", "max")
+# The structure of what a call returns: ("tensor", i), ("const", value), ("tuple", …), ("list", …),
+# ("dict", (key, …), child, …) or ("record", type name, (key, …), child, …).
+Tree = Annotated[object, "tree"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """dtype by torch's name; shape and strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One tensor: `offset` bytes into the arena, or into the constant, state or mutated input number `index`."""
+
+    space: int
+    index: int
+    offset: int
+    layout: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of the dispatcher, `namespace::name.overload`, and the schema it had at build time."""
+
+    name: str
+    schema: str
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One call. `outs` are the tensors that receive the results (-1: not wanted); `node` is its name in the graph."""
+
+    op: int
+    form: int
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outs: tuple[int, ...]
+    node: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of the weights file, with the (first) name that the model gives it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A buffer that the model mutates: its name, and the constant that holds its first value."""
+
+    name: str
+    constant: int
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dynamic dimension; a paddable one may be smaller in a call than in the bucket that serves it."""
+
+    name: str
+    paddable: bool
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor argument of a call. `kind`: "user" (copied in) or "mutated" (the caller's, used in place).
+
+    `pad`: None, not paddable; "any", whatever lies there does no harm (proved); a number, the value to fill with.
+    `value_range`: the legal values (low inclusive, high exclusive) that the build used, or None.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[Expr, ...]
+    pad: Arg
+    value_range: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a call returns, with its shape in terms of the sizes of the call."""
+
+    dtype: str
+    shape: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class PaddingProof:
+    """One run of a bucket with `sizes` real and the rest filled with `poison`, against the original model."""
+
+    sizes: tuple[int, ...]
+    poison: str
+    max_abs_error: float
+    identical: bool
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the build showed for one bucket: the largest error against the original model, and padding runs."""
+
+    max_abs_error: float
+    padding: tuple[PaddingProof, ...]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The program of one bucket: `sizes` by dimension, `tensors`, and `code` as numbers of shared instructions.
+
+    `inputs` and `outputs` are tensor numbers. `height` and `lower_bound` (bytes) are those of the bucket's own plan.
+    """
+
+    sizes: tuple[int, ...]
+    tensors: tuple[Placement, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    code: tuple[int, ...]
+    height: int
+    lower_bound: int
+    proof: Proof | None
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    name: str
+    dims: tuple[Dim, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    structure: Tree
+    buckets: tuple[Bucket, ...]
+    capture_order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a node must have: torch (`torch_min` at least; `torch_built` is the builder's) and the device kind."""
+
+    torch_min: str
+    torch_built: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """The recipe's choices for the runtime, under TorchAir's names; `load` may override them."""
+
+    clone_input: bool
+    enable_output_clone: bool
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far `verify` lets a golden output be from the replayed one."""
+
+    atol: float
+    rtol: float
+
+
+@dataclass(frozen=True)
+class File:
+    """Another file of the artifact: its name, length in bytes and SHA-256 (hexadecimal)."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    requirements: Requirements
+    options: Options
+    tolerance: Tolerance
+    constants: tuple[Constant, ...]
+    state: tuple[State, ...]
+    ops: tuple[Op, ...]
+    layouts: tuple[Layout, ...]
+    instructions: tuple[Instruction, ...]
+    entry_points: tuple[EntryPoint, ...]
+    arena: int
+    alignment: int
+    files: tuple[File, ...]

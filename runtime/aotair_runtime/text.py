@@ -1,0 +1,86 @@
+"""A program as stable text, for people and for tests; and the plain tables that reports print."""
+
+from collections.abc import Iterator, Sequence
+
+from .buckets import describe, shape_text
+from .schema import Bucket, DeviceArg, EntryPoint, Form, Instruction, Placement, Program, Space, TensorArg
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table of plain text: the first column left-aligned, the others right-aligned."""
+    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+
+    def line(row: list[str]) -> str:
+        return "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+
+    return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *map(line, cells[1:])])
+
+
+def summary(program: Program) -> str:
+    """Requirements, entry points, inputs, outputs and buckets, without instructions."""
+    need = program.requirements
+    lines = [
+        f"{program.name}: for {need.device}, torch {need.torch_min} or newer (built with {need.torch_built})",
+        f"{len(program.constants)} constants, {len(program.state)} states, arena {program.arena:,} bytes",
+    ]
+    for entry in program.entry_points:
+        lines += ["", *_entry_lines(program, entry)]
+    return "\n".join(lines)
+
+
+def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
+    """The tensors and instructions of one bucket."""
+    return "\n".join(_bucket_lines(program, entry, bucket))
+
+
+def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
+    yield f"entry point {entry.name}"
+    for spec in entry.inputs:
+        pad = "" if spec.pad is None else f", pad {spec.pad}"
+        yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{pad})"
+    for number, output in enumerate(entry.outputs):
+        yield f"  output {number}: {output.dtype}{shape_text(entry, output.shape)}"
+    rows = []
+    for bucket in entry.buckets:
+        proof = bucket.proof
+        error = "not proved" if proof is None else f"{proof.max_abs_error:.1e}"
+        runs = "" if proof is None else str(len(proof.padding))
+        gap = f"{bucket.height / bucket.lower_bound - 1:.2%}" if bucket.lower_bound else "0.00%"
+        rows.append([describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", gap, error, runs])
+    yield table(["bucket", "instructions", "arena bytes", "over bound", "error", "padding runs"], rows)
+
+
+def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterator[str]:
+    yield f"{entry.name} [{describe(entry, bucket.sizes)}] arena {bucket.height}"
+    yield "inputs " + " ".join(f"{spec.name}=%{n}" for spec, n in zip(entry.inputs, bucket.inputs))
+    for number, placement in enumerate(bucket.tensors):
+        yield f"%{number} = {_placement_text(program, placement)}"
+    for number in bucket.code:
+        yield _instruction_text(program, program.instructions[number])
+    yield "return " + " ".join(f"%{n}" for n in bucket.outputs)
+
+
+def _placement_text(program: Program, item: Placement) -> str:
+    layout = program.layouts[item.layout]
+    space = Space(item.space).name.lower()
+    name = {Space.CONSTANT: program.constants, Space.STATE: program.state}.get(item.space)
+    at = f" {name[item.index].name}" if name is not None else f" {item.index}" if item.space == Space.CALLER else ""
+    return f"{layout.dtype}{list(layout.shape)} strides {list(layout.strides)} in {space}{at} at {item.offset}"
+
+
+def _instruction_text(program: Program, item: Instruction) -> str:
+    args = [_arg_text(arg) for arg in item.args] + [f"{name}={_arg_text(arg)}" for name, arg in item.kwargs]
+    outs = ", ".join("_" if n < 0 else f"%{n}" for n in item.outs)
+    arrow = {Form.OUT: " => ", Form.COPY: " => copy ", Form.EFFECT: ""}[Form(item.form)]
+    return f"{program.ops[item.op].name}({', '.join(args)}){arrow}{outs}  # {item.node}"
+
+
+def _arg_text(arg: object) -> str:
+    if isinstance(arg, TensorArg):
+        return f"%{arg.index}"
+    if isinstance(arg, tuple):
+        return "[" + ", ".join(map(_arg_text, arg)) + "]"
+    if isinstance(arg, DeviceArg):
+        return "device"
+    return arg.name if hasattr(arg, "name") else repr(arg)
