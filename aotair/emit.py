@@ -1,11 +1,12 @@
 """From a planned bucket to plain data: tensors and instructions, with what buckets have in common stored once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx.node import Node
 
+from aotair_runtime.check import dtype
 from aotair_runtime.schema import (
     Arg,
     Bucket,
@@ -22,6 +23,7 @@ from aotair_runtime.schema import (
     TensorArg,
 )
 
+from . import chunks
 from .errors import UnsupportedError
 from .graph.verify import source
 from .outs import out_variant
@@ -63,8 +65,8 @@ class Table:
             self._values.append(value)
         return number
 
-    def values(self) -> tuple:
-        return tuple(self._values)
+    def values(self) -> list:
+        return self._values
 
 
 @dataclass(frozen=True)
@@ -107,39 +109,65 @@ class _Emitter:
         inputs = tuple(self._tensor(by_name[name]) for name in self._inputs)
         code = []
         for node in self._lives.launches:
-            instruction = self._instruction(node)
-            if instruction is not None:
-                code.append(self._tables.instructions.number(instruction))
+            code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
         outputs = tuple(self._tensor(node) for node in self._graph.output_node().args[0])
         return Bucket(
-            sizes, self._tensors.values(), inputs, outputs, tuple(code), self._plan.height, self._plan.lower_bound, None
+            sizes, tuple(self._tensors.values()), inputs, outputs, tuple(code), self._plan.height, self._plan.lower_bound, None
         )
 
-    def _instruction(self, node: Node) -> Instruction | None:
+    def _instructions(self, node: Node) -> Iterator[Instruction]:
         op = node.target
         if op in _UNINITIALISED:
-            return None
-        if op in _COPIES:
-            return self._make(_aten.copy_.default, Form.EFFECT, (TensorArg(self._tensor(node)), self._arg(node.args[0])), (), (), node)
-        if op in _FILLS:
-            value = _fill_value(node)
-            return self._make(_aten.fill_.Scalar, Form.EFFECT, (TensorArg(self._tensor(node)), value), (), (), node)
+            return
+        if op in _COPIES or op in _FILLS:
+            yield self._fill_or_copy(node)
+            return
         args = tuple(self._arg(arg) for arg in node.args)
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
-        if op._schema.is_mutable:
-            return self._make(op, Form.EFFECT, args, kwargs.items(), (), node)
         out = out_variant(op)
-        results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
-        outs = tuple(self._result(node, position) for position in range(len(results)))
-        if out is None:
-            return self._make(op, Form.COPY, args, kwargs.items(), outs, node)
-        takes = {argument.name for argument in out._schema.arguments}
-        kept = [(name, value) for name, value in kwargs.items() if name in takes]
-        return self._make(out, Form.OUT, args, kept, outs, node)
+        if op._schema.is_mutable:
+            yield self._make(op, Form.EFFECT, args, kwargs, (), node)
+        elif out is not None:
+            takes = {argument.name for argument in out._schema.arguments}
+            kept = {name: value for name, value in kwargs.items() if name in takes}
+            yield self._make(out, Form.OUT, args, kept, self._results(node), node)
+        elif (sliced := chunks.sliced_arguments(node)) and len(chunks.bounds(node)) > 1:
+            yield from self._chunked(node, sliced, args, kwargs)
+        else:
+            yield self._make(op, Form.COPY, args, kwargs, self._results(node), node)
 
-    def _make(self, op, form: Form, args: tuple, kwargs, outs: tuple[int, ...], node: Node) -> Instruction:
+    def _fill_or_copy(self, node: Node) -> Instruction:
+        target = TensorArg(self._tensor(node))
+        if node.target in _COPIES:
+            return self._make(_aten.copy_.default, Form.EFFECT, (target, self._arg(node.args[0])), {}, (), node)
+        return self._make(_aten.fill_.Scalar, Form.EFFECT, (target, _fill_value(node)), {}, (), node)
+
+    def _chunked(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
+        names = [argument.name for argument in node.target._schema.arguments]
+        for start, stop in chunks.bounds(node):
+            cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
+            outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
+            yield self._make(
+                node.target, Form.COPY, tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}, outs, node
+            )
+
+    def _rows(self, number: int, start: int, stop: int) -> TensorArg:
+        """A tensor's rows from `start` to `stop`, as a tensor of its own in the same memory."""
+        whole = self._tensors.values()[number]
+        layout = self._tables.layouts.values()[whole.layout]
+        offset = whole.offset + start * layout.strides[0] * dtype(layout.dtype).itemsize
+        rows = Layout(layout.dtype, (stop - start, *layout.shape[1:]), layout.strides)
+        number = self._tables.layouts.number(rows)
+        return TensorArg(self._tensors.number(Placement(whole.space, whole.index, offset, number)))
+
+    def _results(self, node: Node) -> tuple[int, ...]:
+        value = node.meta["val"]
+        count = len(value) if isinstance(value, (tuple, list)) else 1
+        return tuple(self._result(node, position) for position in range(count))
+
+    def _make(self, op, form: Form, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node) -> Instruction:
         number = self._tables.ops.number(Op(op.name(), str(op._schema)))
-        return Instruction(number, int(form), args, tuple(kwargs), outs, node.name)
+        return Instruction(number, int(form), args, tuple(kwargs.items()), outs, node.name)
 
     def _arg(self, arg: object) -> Arg:
         if isinstance(arg, Node):

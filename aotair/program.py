@@ -45,9 +45,8 @@ class Built:
 def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
     """`progress` hears (buckets done, buckets in all)."""
     tables, distinct = Tables(), DistinctTensors()
-    placeholders = exported.constants | exported.states
     names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
-    names |= {placeholder: constant.name for placeholder, constant in exported.states.items()}
+    names |= {p: constant.name for p, constant in exported.states.items()}
     buckets = []
     all_sizes = recipe.bucket_sizes()
     for number, sizes in enumerate(all_sizes):
@@ -67,15 +66,14 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         tolerance=Tolerance(recipe.verify.atol, recipe.verify.rtol),
         constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
         state=states,
-        ops=tables.ops.values(),
-        layouts=tables.layouts.values(),
-        instructions=tables.instructions.values(),
+        ops=tuple(tables.ops.values()),
+        layouts=tuple(tables.layouts.values()),
+        instructions=tuple(tables.instructions.values()),
         entry_points=(_entry_point(exported, recipe, tuple(buckets)),),
         arena=max(bucket.height for bucket in buckets),
         alignment=ALIGNMENT,
         files=(),
     )
-    assert len(placeholders) == len(names)
     return Built(program, weights)
 
 

@@ -1,7 +1,8 @@
 """One call of a model: arguments to bucket, copy in, replay, hand out."""
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,9 +87,7 @@ class Entry:
             [isinstance(t, torch.Tensor) and t.dtype is d and t.device == device for t, d in zip(tensors, self._dtypes)]
         ):
             self._refuse(tensors)
-        key = tuple([tensor.shape for tensor in tensors])
-        if self._mutated:
-            key += tuple([tensors[i].data_ptr() for i in self._mutated])
+        key = self._key(tensors)
         with self._pool.lock:
             plan = self._plans.get(key) or self._plan(key, tensors)
             return self._replay(plan, tensors)
@@ -108,11 +107,28 @@ class Entry:
             self._captured.clear()
             self._capture = _closed
 
+    @contextlib.contextmanager
+    def without_replay(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Calls like the one with `tensors` do everything but the replay: what is left to time is the host's work."""
+        self.flat(tensors)
+        with self._pool.lock:
+            plan = self._plans[self._key(tensors)]
+            graph, plan.captured.graph = plan.captured.graph, _NOTHING
+        try:
+            yield
+        finally:
+            plan.captured.graph = graph
+
     def _get_captured(self, number: int, caller: Mapping[int, torch.Tensor]) -> Captured:
         key = (number, *(tensor.data_ptr() for tensor in caller.values()))
         if key not in self._captured:
             self._captured[key] = self._capture(number, caller)
         return self._captured[key]
+
+    def _key(self, tensors: Sequence[torch.Tensor]) -> tuple:
+        """What a call's plan depends on: the shapes, and the addresses of mutated inputs."""
+        shapes = tuple([tensor.shape for tensor in tensors])
+        return shapes + tuple([tensors[i].data_ptr() for i in self._mutated]) if self._mutated else shapes
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 
@@ -239,6 +255,17 @@ def _part(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         if size != buffer.shape[axis]:
             buffer = buffer.narrow(axis, 0, size)
     return buffer
+
+
+class _Nothing:
+    def replay(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
 
 
 def _closed(*_: object) -> Captured:
