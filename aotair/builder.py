@@ -14,7 +14,6 @@ from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE
 from . import passes
 from .errors import ProofError
 from .export import export
-from .graph.verify import refuse_unsupported
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
@@ -53,7 +52,9 @@ class Summary:
         return asdict(self)
 
 
-def build(recipe: str | Path | dict | Recipe, out: str | Path | None = None, *, listener: Listener | None = None) -> Path:
+def build(
+    recipe: str | Path | dict | Recipe, out: str | Path | None = None, *, listener: Listener | None = None
+) -> Path:
     """Build an artifact and return its path.
 
     `recipe`: a YAML file, its contents as a dict, or a Recipe. `out`: the directory to write, by default
@@ -74,7 +75,6 @@ def build_with_summary(recipe: str | Path | dict | Recipe, out: str | Path | Non
             model = load_model(recipe)
         with clock.stage("export"):
             exported = export(model, recipe)
-            refuse_unsupported(exported.module, recipe.where)
             observer.stage("export", exported.module)
             nodes_before = len(exported.module.graph.nodes)
         with clock.stage("passes"):

@@ -112,7 +112,14 @@ class _Emitter:
             code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
         outputs = tuple(self._tensor(node) for node in self._graph.output_node().args[0])
         return Bucket(
-            sizes, tuple(self._tensors.values()), inputs, outputs, tuple(code), self._plan.height, self._plan.lower_bound, None
+            sizes,
+            tuple(self._tensors.values()),
+            inputs,
+            outputs,
+            tuple(code),
+            self._plan.height,
+            self._plan.lower_bound,
+            None,
         )
 
     def _instructions(self, node: Node) -> Iterator[Instruction]:
@@ -148,7 +155,12 @@ class _Emitter:
             cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
             outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
             yield self._make(
-                node.target, Form.COPY, tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}, outs, node
+                node.target,
+                Form.COPY,
+                tuple(map(cut, names, args)),
+                {n: cut(n, a) for n, a in kwargs.items()},
+                outs,
+                node,
             )
 
     def _rows(self, number: int, start: int, stop: int) -> TensorArg:

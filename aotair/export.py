@@ -1,8 +1,13 @@
 """torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
 
+import contextlib
+import io
+import logging
+import re
+import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +19,23 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from aotair_runtime.check import dtype
 
 from .errors import ExportError, UnsupportedError
+from .graph.verify import refuse_unsupported
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
 
 # Composite ops that backends have kernels for, or that fusion looks for: they stay whole.
 KEPT_WHOLE = frozenset(
-    {"linear", "scaled_dot_product_attention", "layer_norm", "rms_norm", "group_norm", "gelu", "silu", "silu_", "embedding"}
+    {
+        "linear",
+        "scaled_dot_product_attention",
+        "layer_norm",
+        "rms_norm",
+        "group_norm",
+        "gelu",
+        "silu",
+        "silu_",
+        "embedding",
+    }
 )
 
 
@@ -55,13 +71,34 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with _quiet_torch(), torch.no_grad():
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
         raise _explain(error, recipe) from error
     return _classify(program, recipe)
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """What torch.export has to say is said by the error that `export` raises; its warnings and dumps are not for users.
+
+    On a data-dependent branch it prints the half-made graph to standard error: that text is dropped, any other that
+    the model itself prints goes through.
+    """
+    printed = io.StringIO()
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        text = printed.getvalue()
+        if "def forward(self, arg0_1" not in text:
+            sys.stderr.write(text)
 
 
 # ---- what to ask of torch.export ----------------------------------------------------------------------------------
@@ -120,6 +157,7 @@ def _composites_to_decompose() -> dict:
 def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
+    refuse_unsupported(module, recipe.where)
     inputs: dict[str, str] = {}
     tensors: dict[str, Constant] = {}
     tables = {**program.state_dict, **program.constants}
@@ -232,11 +270,12 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
     at = _user_frame(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
-        reasons = [line.lstrip("- ") for line in lines if line.startswith("- ") or "=" in line][:4]
+        fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
+        named = [fix for fix in fixes if f"You marked {fix.split()[0]} " in text] or fixes
         dims = "; ".join(f"{dim} from {low} to {high}" for dim, (low, high) in dynamic_dims(recipe).items())
         return ExportError(
             "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
-            got="torch.export found: " + " / ".join(reasons or lines[:2]),
+            got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
         )  # fmt: skip
     if "data-dependent" in text or "unbacked" in text or type(error).__name__ == "GuardOnDataDependentSymNode":

@@ -53,9 +53,10 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         progress(number, len(all_sizes))
         buckets.append(_bucket(exported, recipe, sizes, tables, names))
     progress(len(all_sizes), len(all_sizes))
-    by_state = {constant.name: constant for constant in exported.states.values()}
+    # The first value of a state is kept aside: the original model goes on writing into its own buffer.
+    by_state = {constant.name: constant.tensor.clone() for constant in exported.states.values()}
     states = tuple(
-        State(name, tables.constants.number(distinct.name_of(name, by_state[name].tensor)))
+        State(name, tables.constants.number(distinct.name_of(name, by_state[name])))
         for name in tables.states.values()
     )
     weights = {name: distinct.tensor(name) for name in tables.constants.values()}

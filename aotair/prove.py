@@ -13,6 +13,7 @@ from aotair_runtime.errors import ShapeError
 from aotair_runtime.golden import compare, key
 from aotair_runtime.model import Model
 from aotair_runtime.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
+from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError
 from .program import Built
@@ -75,7 +76,7 @@ class _Prover:
     def __init__(self, recipe: Recipe, entry: EntryPoint, model: Model, original: _Original, golden: dict):
         self._recipe, self._entry, self._model, self._original, self._golden = recipe, entry, model, original, golden
         self._mutated = [name for name, item in recipe.inputs.items() if item.mutated]
-        self._output_names = list(_leaf_names(entry.structure))
+        self._output_names = list(leaf_names(entry.structure))
 
     def bucket(self, number: int, bucket: Bucket) -> Proof:
         sizes = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
@@ -209,7 +210,9 @@ class _Prover:
         if not changed:
             return
         padded = [d.name for d, have, real in zip(self._entry.dims, bucket.sizes, sizes) if real < have]
-        inputs = [n for n, item in self._recipe.inputs.items() if item.pad is not None and set(padded) & set(item.shape)]
+        inputs = [
+            n for n, item in self._recipe.inputs.items() if item.pad is not None and set(padded) & set(item.shape)
+        ]
         filled = [f"{n} filled with {chosen.get(n, self._recipe.inputs[n].pad)}" for n in inputs]
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
@@ -219,17 +222,3 @@ class _Prover:
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "
             "and give every size its bucket",
         )
-
-
-def _leaf_names(tree: tuple, path: str = "") -> Iterator[str]:
-    """A name for each output: `last_hidden_state`, `past[0]`, or `output 0` where the model returns one tensor."""
-    tag, *rest = tree
-    if tag == "tensor":
-        yield path or f"output {rest[0]}"
-    elif tag in ("tuple", "list"):
-        for i, child in enumerate(rest):
-            yield from _leaf_names(child, f"{path}[{i}]")
-    elif tag in ("dict", "record"):
-        keys, children = (rest[0], rest[1:]) if tag == "dict" else (rest[1], rest[2:])
-        for name, child in zip(keys, children, strict=True):
-            yield from _leaf_names(child, f"{path}.{name}" if path else str(name))

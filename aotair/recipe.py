@@ -142,7 +142,9 @@ def read_recipe(path: str | Path) -> Recipe:
     except yaml.YAMLError as error:
         raise RecipeError(f"not YAML: {error}", where=str(path)) from error
     if not isinstance(data, dict):
-        raise RecipeError("not a recipe", where=str(path), expected="a mapping with name, model, inputs …", got=repr(data)[:60])
+        raise RecipeError(
+            "not a recipe", where=str(path), expected="a mapping with name, model, inputs …", got=repr(data)[:60]
+        )
     return parse_recipe(data, path)
 
 
@@ -194,7 +196,9 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
         fix = f"add {path} to the recipe"
     else:
         expected, what = what[:1].lower() + what[1:], "wrong value"
-    return RecipeError(f"{path}: {what}", where=where, expected=expected, got="" if got is None else repr(got)[:80], fix=fix)
+    return RecipeError(
+        f"{path}: {what}", where=where, expected=expected, got="" if got is None else repr(got)[:80], fix=fix
+    )
 
 
 def _path(item: ErrorDetails) -> str:
@@ -203,7 +207,11 @@ def _path(item: ErrorDetails) -> str:
     for part in item["loc"]:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif "[" not in part and part not in ("str", "int", "float", "bool", "none") and not part.startswith("constrained"):
+        elif (
+            "[" not in part
+            and part not in ("str", "int", "float", "bool", "none")
+            and not part.startswith("constrained")
+        ):
             text += f".{part}" if text else part
     return text or "recipe"
 

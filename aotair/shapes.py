@@ -66,7 +66,9 @@ def _tree(spec: _pytree.TreeSpec, leaves) -> tuple:
         return ("dict", tuple(keys), *children)
     names = _field_names(kind, context)
     if names is None or len(names) != len(children):
-        raise UnsupportedError(f"the model returns a {kind.__name__}", expected="tensors in tuples, lists, dicts or records")
+        raise UnsupportedError(
+            f"the model returns a {kind.__name__}", expected="tensors in tuples, lists, dicts or records"
+        )
     return ("record", kind.__name__, tuple(names), *children)
 
 

@@ -33,7 +33,10 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
         ) from error  # fmt: skip
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
-            "model.factory: returned no model", where=recipe.where, expected="a torch.nn.Module", got=type(model).__name__
+            "model.factory: returned no model",
+            where=recipe.where,
+            expected="a torch.nn.Module",
+            got=type(model).__name__,
         )
     if recipe.model.weights is not None:
         _load_weights(model, recipe)

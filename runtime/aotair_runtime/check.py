@@ -105,11 +105,10 @@ class _Rules:
 
     def tables(self) -> None:
         program = self.program
-        self.require(0 <= program.arena < _MAX_BYTES, "arena", "a possible number of bytes", program.arena)
-        alignment = program.alignment
-        self.require(
-            0 < alignment <= 4096 and not alignment & (alignment - 1), "alignment", "a power of two", alignment
-        )
+        step = program.alignment
+        self.require(16 <= step <= 4096 and not step & (step - 1), "alignment", "a power of two from 16 to 4096", step)
+        fits = 0 <= program.arena < _MAX_BYTES and program.arena % step == 0
+        self.require(fits, "arena", f"a possible number of bytes that {step} divides", program.arena)
         for i, constant in enumerate(program.constants):
             self.nbytes(constant.dtype, constant.shape, f"constants[{i}].shape")
         for i, state in enumerate(program.state):

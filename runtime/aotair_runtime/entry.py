@@ -14,7 +14,7 @@ from .errors import ArgumentError, ClosedError, DeviceError, DTypeError, ShapeEr
 from .executor import Bound
 from .pool import Pool
 from .schema import EntryPoint, Program
-from .structure import packer
+from .structure import leaf_names, packer
 
 _PLANS = 1024  # shapes whose plans an entry point keeps
 
@@ -91,6 +91,10 @@ class Entry:
         with self._pool.lock:
             plan = self._plans.get(key) or self._plan(key, tensors)
             return self._replay(plan, tensors)
+
+    def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
+        return dict(zip(leaf_names(self.spec.structure), self.flat(self._arguments((), inputs)), strict=True))
 
     def capture(self, number: int) -> None:
         """Capture a bucket ahead of its first call; one with mutated inputs has to wait for their addresses."""

@@ -1,6 +1,6 @@
 """The structure in which a call returns its tensors: as the original model did, from plain data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -31,3 +31,17 @@ def packer(tree: tuple) -> Callable[[Sequence[torch.Tensor]], object]:
     parts = [packer(child) for child in rest]
     kind = tuple if tag == "tuple" else list
     return lambda outputs: kind([part(outputs) for part in parts])
+
+
+def leaf_names(tree: tuple, path: str = "") -> Iterator[str]:
+    """A name for each tensor of a structure: `last_hidden_state`, `past[0]`, or `output` where it is one tensor."""
+    tag, *rest = tree
+    if tag == "tensor":
+        yield path or "output"
+    elif tag in ("tuple", "list"):
+        for i, child in enumerate(rest):
+            yield from leaf_names(child, f"{path}[{i}]")
+    elif tag in ("dict", "record"):
+        keys, children = (rest[0], rest[1:]) if tag == "dict" else (rest[1], rest[2:])
+        for name, child in zip(keys, children, strict=True):
+            yield from leaf_names(child, f"{path}.{name}" if path else str(name))

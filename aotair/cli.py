@@ -1,0 +1,194 @@
+"""The command `aotair`. What a user can mend is one message and exit status 1; what is our fault keeps its traceback."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+import aotair_runtime
+from aotair_runtime.errors import AotairError
+
+
+class _Group(click.Group):
+    """Turns refusals into one message, and an interruption into one line."""
+
+    def invoke(self, ctx: click.Context):
+        try:
+            return super().invoke(ctx)
+        except AotairError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("interrupted: nothing was written", err=True)
+            ctx.exit(130)
+        except BrokenPipeError:
+            sys.stderr.close()
+            ctx.exit(1)
+
+
+_ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(aotair_runtime.__version__, prog_name="aotair")
+@click.option("--debug", is_flag=True, help="Log what each pass does.")
+def main(debug: bool) -> None:
+    """Build PyTorch models ahead of time, and replay them."""
+    if debug:
+        import logging
+
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
+        logging.getLogger("aotair").setLevel(logging.DEBUG)
+
+
+@main.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
+@click.option(
+    "--dump-graph", type=click.Path(path_type=Path), help="Write the graph after each stage into this directory."
+)
+@_JSON
+def build(recipe: Path, out: Path | None, dump_graph: Path | None, as_json: bool) -> None:
+    """Build RECIPE into an artifact, and prove it against the original model."""
+    from .builder import build_with_summary
+    from .recipe import read_recipe
+    from .report.progress import Progress, summary_table
+
+    parsed = read_recipe(recipe)
+    if dump_graph is not None:
+        parsed.config.debug.graph_dump.path = str(dump_graph)
+    with Progress(quiet=as_json) as progress:
+        summary = build_with_summary(parsed, out, progress)
+    click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
+
+
+@main.command()
+@click.argument("factory")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
+def init(factory: str, out: Path | None) -> None:
+    """Write a first recipe for FACTORY (package:callable or file.py:callable) from its model's signature."""
+    from .scaffold import first_recipe
+
+    text = first_recipe(factory)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    if out.exists():
+        raise click.UsageError(f"{out} exists already")
+    out.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {out}; look through it, then: aotair build {out}", err=True)
+
+
+@main.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    from .recipe import Recipe
+
+    click.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+
+
+@main.command()
+@_ARTIFACT
+@click.option("--bucket", help="Print the tensors and instructions of this bucket, as the table names it.")
+@_JSON
+def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
+    """Print what an artifact holds: entry points, buckets, plans, and a bucket's program."""
+    from dataclasses import asdict
+
+    from aotair_runtime.artifact import read_program
+    from aotair_runtime.buckets import describe
+    from aotair_runtime.text import bucket_text, summary
+
+    program = read_program(artifact)
+    if as_json:
+        click.echo(json.dumps(asdict(program), indent=2))
+        return
+    if bucket is None:
+        click.echo(summary(program))
+        return
+    found = [(e, b) for e in program.entry_points for b in e.buckets if describe(e, b.sizes) == bucket]
+    if not found:
+        names = "; ".join(describe(e, b.sizes) for e in program.entry_points for b in e.buckets)
+        raise AotairError("no such bucket", where=str(artifact), expected=names, got=bucket)
+    for entry, item in found:
+        click.echo(bucket_text(program, entry, item))
+
+
+@main.command()
+@_ARTIFACT
+@click.argument("inputs", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Write the outputs to this .safetensors or .npz file."
+)
+@click.option("--entry", help="The entry point to call.")
+def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None) -> None:
+    """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
+    from .files import describe_tensor, read_tensors, write_tensors
+
+    given = read_tensors(inputs)
+    with aotair_runtime.load(artifact, enable_output_clone=True, capture="lazy") as model:
+        name = entry or next(iter(model.entry_points))
+        if name not in model.entry_points:
+            raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
+        outputs = model.entry_points[name].named_outputs(given)
+    for key, tensor in outputs.items():
+        click.echo(f"{key}: {describe_tensor(tensor)}")
+    if out is not None:
+        write_tensors(out, outputs)
+
+
+@main.command()
+@_ARTIFACT
+@_JSON
+def verify(artifact: Path, as_json: bool) -> None:
+    """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
+    from dataclasses import asdict
+
+    from aotair_runtime.golden import replay_golden
+    from aotair_runtime.text import table
+
+    with aotair_runtime.load(artifact, enable_output_clone=True) as model:
+        results = list(replay_golden(model))
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        rows = [[f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", "ok" if r.within else "WRONG"] for r in results]
+        click.echo(table(["bucket", "largest error", "result"], rows))
+    if not all(result.within for result in results):
+        raise SystemExit(1)
+
+
+@main.command()
+@_ARTIFACT
+@click.option("--recipe", type=click.Path(path_type=Path), help="Time the recipe's original model beside the artifact.")
+@click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each bucket.")
+@click.option("--memory", is_flag=True, help="Print the memory table too.")
+@_JSON
+def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, as_json: bool) -> None:
+    """Time every bucket: median and p99 of a call, and the host's work around the replay."""
+    import warnings
+
+    from .bench import bench as measure
+    from .bench import bench_table
+
+    original = None
+    if recipe is not None:
+        from .recipe import read_recipe
+        from .source import load_model
+
+        original = load_model(read_recipe(recipe))
+    warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
+    with aotair_runtime.load(artifact) as model:
+        rows = list(measure(model, original, seconds))
+        if as_json:
+            click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+            return
+        click.echo(bench_table(rows))
+        if memory:
+            click.echo(f"\n{model.memory()}")
+
+
+if __name__ == "__main__":
+    main()

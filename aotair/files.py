@@ -1,0 +1,55 @@
+"""Tensors in files that people have at hand: .safetensors and .npz."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+
+from aotair_runtime.errors import AotairError
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a .safetensors or .npz file by name; raises AotairError. Nothing pickled is read."""
+    if not path.is_file():
+        raise AotairError("there is no such file", where=str(path))
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        if path.suffix == ".npz":
+            import numpy
+
+            with numpy.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (safetensors.SafetensorError, ValueError, TypeError, OSError) as error:
+        raise AotairError(f"not readable: {error}", where=str(path)) from error
+    raise _unknown(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a .safetensors or .npz file; raises AotairError for any other name."""
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    elif path.suffix == ".npz":
+        import numpy
+
+        numpy.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    else:
+        raise _unknown(path)
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """`float32[2, 384], from -0.12 to 0.2, begins 0.03 -0.01 0.05`."""
+    head = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    if not tensor.numel():
+        return head
+    low, high = tensor.min().item(), tensor.max().item()
+    first = " ".join(f"{value:.4g}" for value in tensor.flatten()[:4].tolist())
+    return f"{head}, from {low:.4g} to {high:.4g}, begins {first}"
+
+
+def _unknown(path: Path) -> AotairError:
+    return AotairError(
+        "unknown kind of file", where=str(path), expected=".safetensors or .npz", got=path.suffix or "none"
+    )

@@ -1,0 +1,82 @@
+"""What the benchmarks share: rows with a bound, the artifact that is measured, and the command line."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aotair_runtime.text import table
+
+BUILD = Path("build/bench")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured value beside its bound; both in `unit`. `peer`: what the peer came to, where there is one."""
+
+    what: str
+    bound: float
+    value: float
+    unit: str = ""
+    peer: str = ""
+    at_least: bool = False  # whether the value may not be below the bound; else it may not be above
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--rebuild", action="store_true", help="build the artifacts again")
+    return parser
+
+
+def report(rows: Sequence[Row], json_file: str | None, **more: object) -> None:
+    """Print the rows and, where asked, write them with `more` as JSON."""
+    head = ["what", "bound", "measured", "unit", "verdict", "peer"]
+    lines = [
+        [row.what, f"{'>=' if row.at_least else '<='} {_text(row.bound)}", _text(row.value), row.unit, _verdict(row), row.peer]
+        for row in rows
+    ]
+    print(table(head, lines), flush=True)
+    if json_file:
+        found = [{**asdict(row), "met": row.met} for row in rows]
+        Path(json_file).write_text(json.dumps({"rows": found, **more}, indent=1) + "\n", encoding="utf-8")
+
+
+def artifact(recipe: str, rebuild: bool) -> Path:
+    """The artifact of `recipes/RECIPE.yaml`, built once."""
+    out = BUILD / f"{recipe}.aotair"
+    if rebuild or not out.exists():
+        import aotair
+
+        print(f"building {out} …", flush=True)
+        aotair.build(f"recipes/{recipe}.yaml", out)
+    return out
+
+
+def fresh(module: str, *arguments: object) -> dict:
+    """What `python -m MODULE ARGUMENTS` printed last, as JSON, in a process of its own."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _verdict(row: Row) -> str:
+    return "MET" if row.met else "MISSED"
+
+
+def _text(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:,.3f}" if abs(value) < 1e3 else f"{value:,.0f}"

@@ -1,0 +1,132 @@
+"""Recipes are read strictly, and every refusal names the file, the field, what was expected, what came, what to do."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aotair.errors import RecipeError
+from aotair.recipe import Recipe, parse_recipe, read_recipe
+
+GOOD = {
+    "name": "m",
+    "model": {"factory": "pkg:build"},
+    "inputs": {"x": {"shape": ["n", 4], "dtype": "float32", "pad": "any"}},
+    "buckets": {"n": [1, 4]},
+}
+
+
+def changed(path: str, value: object) -> dict:
+    """GOOD with one field set; a dotted path."""
+    data = copy.deepcopy(GOOD)
+    at = data
+    *parents, last = path.split(".")
+    for part in parents:
+        at = at.setdefault(part, {})
+    at[last] = value
+    return data
+
+
+def test_a_good_recipe_is_read_from_yaml(tmp_path: Path):
+    file = tmp_path / "r.yaml"
+    file.write_text(yaml.safe_dump(GOOD))
+    recipe = read_recipe(file)
+    assert recipe.dims() == ("n",)
+    assert recipe.bucket_sizes() == ((1,), (4,))
+    assert recipe.paddable("n")
+    assert recipe.folder == tmp_path
+
+
+def test_buckets_are_the_product_or_an_explicit_list():
+    inputs = {"x": {"shape": ["a", "b"], "dtype": "float32"}}
+    product = parse_recipe({**GOOD, "inputs": inputs, "buckets": {"b": [2, 3], "a": [5, 1]}})
+    assert product.bucket_sizes() == ((1, 2), (1, 3), (5, 2), (5, 3))
+    listed = parse_recipe({**GOOD, "inputs": inputs, "buckets": [{"a": 5, "b": 2}, {"a": 1, "b": 3}]})
+    assert listed.bucket_sizes() == ((1, 3), (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "at", "says"),
+    [
+        ("nam", "x", "nam", "unknown key"),
+        ("model.factor", "a:b", "model.factor", "unknown key"),
+        ("inputs.x.pads", 0, "inputs.x.pads", "unknown key"),
+        ("config.debug.aclgraph.clone_inputs", True, "config.debug.aclgraph.clone_inputs", "unknown key"),
+        ("inputs.x.dtype", "float31", "inputs.x.dtype", "float32"),
+        ("inputs.x.shape", "n", "inputs.x.shape", "list"),
+        ("inputs.x.shape", [0, 4], "inputs.x.shape[0]", "greater than or equal to 1"),
+        ("inputs.x.pad", "some", "inputs.x.pad", "any"),
+        ("verify.atol", "small", "verify.atol", "number"),
+        ("verify.seed", 1.5, "verify.seed", "integer"),
+        ("model.factory", "nocolon", "model.factory", "pattern"),
+        ("target.device", "tpu", "target.device", "cpu"),
+        ("config.debug.aclgraph.clone_input", "yes", "config.debug.aclgraph.clone_input", "boolean"),
+        ("buckets", {"n": [1, 1]}, "buckets", "distinct"),
+        ("buckets", {"n": []}, "buckets", "distinct"),
+        ("buckets", {}, "buckets", "no sizes"),
+        ("buckets", {"n": [1], "m": [2]}, "buckets.m", "no input has this dimension"),
+        ("buckets", [{"n": 1, "m": 2}], "buckets[0].m", "no input has this dimension"),
+        ("inputs", {"x": {"shape": [2], "dtype": "int64"}}, "inputs.x", "range"),
+        ("inputs", {"x": {"shape": [2], "dtype": "int64", "range": [3, 3]}}, "inputs.x", "low < high"),
+        ("inputs", {"x": {"shape": [2], "dtype": "float32", "mutated": True, "pad": 0}}, "inputs.x", "mutated"),
+        ("inputs", {}, "inputs", "at least 1"),
+        ("name", "../up", "name", "pattern"),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: object, at: str, says: str):
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(changed(path, value), Path("some.yaml"))
+    message = str(caught.value)
+    assert message.startswith(f"some.yaml: {at}: "), message
+    assert says in message
+
+
+@pytest.mark.parametrize("missing", ["name", "model", "inputs"])
+def test_a_missing_field_is_named(missing: str):
+    data = {key: value for key, value in GOOD.items() if key != missing}
+    with pytest.raises(RecipeError, match=f"{missing}: missing"):
+        parse_recipe(data)
+
+
+def test_an_unknown_key_lists_the_known_ones():
+    with pytest.raises(RecipeError, match="factory, kwargs, weights, dtype"):
+        parse_recipe(changed("model.factor", 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("[1, 2", "not YAML"), ("- 1", "not a recipe"), ("", "not a recipe"), ("!!python/object:os.system x", "not YAML")],
+)
+def test_what_is_no_recipe_is_said(tmp_path: Path, text: str, says: str):
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=says):
+        read_recipe(file)
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(RecipeError, match="no such recipe"):
+        read_recipe("nowhere.yaml")
+
+
+def test_config_refuses_unknown_names_and_wrong_types_at_assignment():
+    from aotair.config import CompilerConfig
+
+    config = CompilerConfig()
+    config.debug.aclgraph.enable_output_clone = True
+    assert config.debug.aclgraph.enable_output_clone is True
+    with pytest.raises(ValueError, match="unknown option 'mode2'"):
+        config.debug.mode2 = 1
+    with pytest.raises(ValueError, match="boolean"):
+        config.debug.aclgraph.clone_input = "no"
+
+
+def test_the_schema_can_be_printed():
+    text = subprocess.run([sys.executable, "-m", "aotair.cli", "schema"], capture_output=True, text=True, check=True)
+    schema = json.loads(text.stdout)
+    assert set(schema["properties"]) == set(Recipe.model_fields)
+    assert schema["additionalProperties"] is False

@@ -1,0 +1,182 @@
+"""Each stage of the line on its own: export, passes, specialise, lifetimes; the graphs as golden text."""
+
+import torch
+from cases import RECIPES
+
+from aotair import passes
+from aotair.export import export
+from aotair.graph.show import show
+from aotair.graph.specialise import specialise
+from aotair.passes import remove_dead_code, remove_noop_ops
+from aotair.passes.observer import Observer
+from aotair.plan.lifetimes import lifetimes
+from aotair.recipe import parse_recipe
+from aotair.source import load_model
+from aotair_runtime.schema import Space
+
+
+def exported(name: str):
+    recipe = parse_recipe(RECIPES[name])
+    return recipe, export(load_model(recipe), recipe)
+
+
+def test_every_stage_of_the_encoder_as_text(golden_text, tmp_path):
+    recipe, result = exported("encoder")
+    observer = Observer(dump=tmp_path)
+    observer.stage("export", result.module)
+    passes.apply(result.module, recipe.config, observer)
+    for file in sorted(tmp_path.iterdir()):
+        golden_text(f"encoder_{file.name}", file.read_text())
+    concrete = specialise(result.module, {"ids": (4, 8), "mask": (4, 8)}, "test")
+    golden_text("encoder_specialised.txt", show(concrete))
+
+
+def test_inputs_are_classified_and_mutations_are_epilogues(golden_text):
+    _, counter = exported("counter")
+    assert [state.name for state in counter.states.values()] == ["count"]
+    assert not counter.constants
+    golden_text("counter_export.txt", show(counter.module))
+    _, cache = exported("cache")
+    assert not cache.states and not cache.constants
+    assert list(cache.inputs) == ["x", "cache", "position"]
+    golden_text("cache_export.txt", show(cache.module))
+    _, linear = exported("linear")
+    assert {c.name for c in linear.constants.values()} == {"linear.weight", "linear.bias"}
+
+
+def test_composites_with_kernels_stay_whole():
+    _, result = exported("encoder")
+    targets = {str(node.target) for node in result.module.graph.nodes}
+    whole = {"linear", "layer_norm", "gelu", "scaled_dot_product_attention", "embedding"}
+    assert {f"aten.{name}.default" for name in whole} <= targets
+
+
+def test_output_sizes_are_expressions_of_the_dimensions():
+    _, result = exported("halves")
+    (shape,) = result.outputs
+    assert shape[0] == ("dim", 0) and shape[1] == 2
+    from aotair_runtime.buckets import evaluate
+
+    for size in range(3, 40):
+        assert evaluate(shape[2], (1, size)) == len(range(1, size, 2))
+
+
+def trace(function, *shapes):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, tracing_mode="fake")(*(torch.zeros(shape) for shape in shapes))
+
+
+def targets(module):
+    return [str(n.target) for n in module.graph.nodes if n.op == "call_function"]
+
+
+def test_noops_fire():
+    module = trace(lambda x: (x.clone().view(2, 3).transpose(1, 1)[0:2] + 1,), (2, 3))
+    assert remove_noop_ops.run(module) >= 3
+    assert targets(module) == ["aten.add.Tensor"]
+
+
+def test_noops_decline_where_something_changes():
+    cases = [
+        lambda x: (x.t().clone(memory_format=torch.contiguous_format) + 1,),  # other strides
+        lambda x: (x.to(torch.float64) + 1,),  # other dtype
+        lambda x: (x[:1] + 1,),  # other shape
+        lambda x: (x.expand(4, 2, 3) + 1,),
+        lambda x: (x.view(3, 2) + 1,),
+    ]
+    for case in cases:
+        module = trace(case, (2, 3))
+        before = targets(module)
+        assert remove_noop_ops.run(module) == 0
+        assert targets(module) == before
+
+
+def test_noops_decline_where_the_memory_is_written():
+    def saves_the_old_value(x):
+        old = x.clone()
+        x.copy_(x + 1)
+        return (old,)
+
+    module = trace(saves_the_old_value, (2, 3))
+    assert remove_noop_ops.run(module) == 0
+    assert "aten.clone.default" in targets(module)
+
+
+def test_noops_keep_the_numbers():
+    function = lambda x: (x.clone().view(2, 3)[0:2] * 2 + x.transpose(0, 0),)  # noqa: E731
+    module = trace(function, (2, 3))
+    remove_noop_ops.run(module)
+    module.recompile()
+    x = torch.randn(2, 3)
+    assert torch.equal(module(x)[0], function(x)[0])
+
+
+def test_dead_code_goes_and_effects_stay():
+    def function(x, y):
+        x * 3
+        y.copy_(x)
+        return (x + 1,)
+
+    module = trace(function, (2,), (2,))
+    module.graph.create_node("call_function", torch.ops.aten.neg.default, (next(iter(module.graph.nodes)),))
+    remove_dead_code.run(module)
+    assert targets(module) == ["aten.copy_.default", "aten.add.Tensor"]
+
+
+def test_passes_change_nothing_the_second_time():
+    for name in ("encoder", "cache", "views"):
+        recipe, result = exported(name)
+        passes.apply(result.module, recipe.config, Observer())
+        once = show(result.module)
+        observer = Observer()
+        passes.apply(result.module, recipe.config, observer)
+        assert [record.rewrites for record in observer.records] == [0] * len(observer.records)
+        assert show(result.module) == once
+
+
+def test_an_option_switches_a_pass_off():
+    recipe, result = exported("encoder")
+    recipe.config.experimental_config.remove_noop_ops = False
+    observer = Observer()
+    try:
+        passes.apply(result.module, recipe.config, observer)
+        assert "remove_noop_ops" not in [record.name for record in observer.records]
+    finally:
+        recipe.config.experimental_config.remove_noop_ops = True
+
+
+def test_lifetimes_follow_memory_through_views():
+    def function(x):
+        a = x + 1  # step 1, alive until the view of it is used
+        b = a.view(6)
+        c = x * 2  # step 2
+        d = b + c.view(6)  # step 3
+        return (d.view(2, 3), c)
+
+    module = trace(function, (2, 3))
+    lives = lifetimes(module.graph, {"x_1": Space.ARENA})
+    spans = [(item.size, item.first, item.last) for item in lives.intervals]
+    assert spans == [(24, 0, 2), (24, 1, 3), (24, 2, 4), (24, 3, 4)]
+    nodes = {node.name: node for node in module.graph.nodes}
+    assert lives.home(nodes["view"]) == lives.home(nodes["add"])
+
+
+def test_specialising_leaves_no_sizes_and_copies_constants_that_are_returned():
+    _, result = exported("encoder")
+    concrete = specialise(result.module, {"ids": (1, 4), "mask": (1, 4)}, "test")
+    for node in concrete.graph.nodes:
+        assert "sym" not in str(node.target)
+        value = node.meta["val"] if node.op != "output" else None
+        if isinstance(value, torch.Tensor):
+            assert all(type(size) is int for size in value.shape)
+    _, views = exported("views")
+    concrete = specialise(views.module, {"x": (3, 4)}, "test")
+    returned = concrete.graph.output_node().args[0][1]
+    assert returned.target is torch.ops.aten.clone.default
+
+
+def test_lowering_makes_the_composites_own_calls():
+    _, result = exported("linear")
+    concrete = specialise(result.module, {"x": (4, 4)}, "test")
+    assert targets(concrete) == ["aten.t.default", "aten.addmm.default"]

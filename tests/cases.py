@@ -1,0 +1,43 @@
+"""The recipes that the tests build, one for each small model."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MODELS = str(Path(__file__).parent / "models.py")
+
+
+def recipe(model: str, inputs: dict, buckets: dict | list | None = None, **parts: object) -> dict:
+    """A recipe for one of tests/models.py; `kwargs` go to the model."""
+    kwargs = parts.pop("kwargs", {})
+    return {
+        "name": model.lower(),
+        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs},
+        "inputs": inputs,
+        "buckets": buckets or {},
+        **parts,
+    }
+
+
+IDS = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 50], "pad": "any"}
+MASK = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 2], "pad": 0}
+ROWS = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}
+
+RECIPES = {
+    "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
+    "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),
+    "tied": recipe("Tied", {"x": ROWS}, {"n": [4]}),
+    "counter": recipe("Counter", {"x": ROWS}, {"n": [2, 4]}),
+    "swap": recipe("Swap", {"x": {"shape": [2], "dtype": "float32"}}),
+    "cache": recipe(
+        "Cache",
+        {
+            "x": {"shape": ["n", 1, 3], "dtype": "float32"},
+            "cache": {"shape": ["n", 8, 3], "dtype": "float32", "mutated": True},
+            "position": {"shape": [1], "dtype": "int64", "range": [0, 8]},
+        },
+        {"n": [1, 2]},
+    ),
+    "structured": recipe("Structured", {"x": {"shape": ["n", 2, 3], "dtype": "float32", "pad": "any"}}, {"n": [2, 4]}),
+    "views": recipe("Views", {"x": {"shape": [3, 4], "dtype": "float32"}}),
+    "halves": recipe("Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}),
+}

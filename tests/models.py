@@ -1,0 +1,163 @@
+"""Small seeded models that the tests build, each for one thing that a program must get right."""
+
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    """Embedding, attention with a padding mask, norms and a gated feed-forward block: a transformer in small."""
+
+    def __init__(self, width: int = 16, heads: int = 2, words: int = 50):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Embedding(32, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, seq = ids.shape
+        x = self.words(ids) + self.places(torch.arange(seq))
+        q, k, v = (
+            part.view(batch, seq, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
+        )
+        allowed = mask.bool()[:, None, None, :]
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, seq, -1))
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Tied(nn.Module):
+    """One weight under two names, and two weights with equal contents."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.b.weight = self.a.weight
+        self.c = nn.Linear(4, 4, bias=False)
+        self.c.load_state_dict(self.a.state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + self.b(x) * self.c(x)
+
+
+class Counter(nn.Module):
+    """A buffer that the model mutates, read after it is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+
+class Swap(nn.Module):
+    """Two buffers that exchange their values: each new value is the other's old one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("left", torch.tensor([1.0, 2.0]))
+        self.register_buffer("right", torch.tensor([3.0, 4.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = self.left.clone()
+        self.left.copy_(self.right)
+        self.right.copy_(left)
+        return x + self.left - self.right
+
+
+class Cache(nn.Module):
+    """A cache that belongs to the caller and is written in place."""
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, position, x)
+        return cache.sum(1)
+
+
+class Structured(nn.Module):
+    """Nested outputs, one of them twice, one of them nothing."""
+
+    def forward(self, x: torch.Tensor):
+        y = x * 2
+        return {"a": y, "rest": (y.sum(-1), [y.flatten(1)]), "none": None, "again": y}
+
+
+class Views(nn.Module):
+    """Outputs that look at inputs, constants and one another; ops of many kinds and dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor):
+        first, second = x.chunk(2, dim=-1)
+        joined = torch.cat([second, first, x[:, ::2]], dim=-1)
+        large = joined > 0
+        top = joined.topk(2)
+        padded = nn.functional.pad(first, (1, 1), value=7.0)
+        expanded = self.table[0].expand(x.shape[0], 4)
+        return (
+            x,
+            self.table,
+            x.transpose(0, 1),
+            joined,
+            large,
+            top.values,
+            top.indices,
+            padded,
+            expanded,
+            torch.full_like(x, 3),
+            torch.arange(x.shape[1], dtype=torch.int32),
+            joined.double().cumsum(-1).to(torch.float16),
+            torch.where(large, joined, torch.zeros(())),
+            joined.masked_fill(~large, -1.0).softmax(-1),
+        )
+
+
+class Mean(nn.Module):
+    """Mixes along the dimension that the recipe pads, so padding it is not neutral."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+class Halves(nn.Module):
+    """An output whose size is an expression of the input's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, 1::2] * 2
+
+
+class Refused(nn.Module):
+    """What cannot be built, by name."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.places = nn.Parameter(torch.randn(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "branch" and x.sum() > 0:
+            return x
+        if self.kind == "shape":
+            return x[x > 0]
+        if self.kind == "random":
+            return x + torch.rand_like(x)
+        if self.kind == "sizes":
+            return x + self.places
+        if self.kind == "write":
+            x.add_(1)
+        return x * 2
