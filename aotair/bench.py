@@ -1,5 +1,6 @@
 """What a call costs, by bucket: the replay, the host's work around it, and the original model beside it."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +40,9 @@ def bench(model: Model, original: torch.nn.Module | None, seconds: float) -> Ite
         for number, bucket in enumerate(entry.buckets):
             names = [spec.name for spec in entry.inputs]
             inputs = [golden[key(entry.name, number, "in", name)].clone() for name in names]
-            calls = [lambda call=model.entry_points[entry.name], given=inputs: call(*given)]
+            calls = [functools.partial(model.entry_points[entry.name], *inputs)]
             if original is not None:
-                calls.append(lambda given=dict(zip(names, inputs)): original(**given))
+                calls.append(functools.partial(original, **dict(zip(names, inputs))))
             replays, *eager = _in_turns(calls, seconds)
             yield BucketTimes(
                 entry.name,

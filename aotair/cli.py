@@ -1,4 +1,4 @@
-"""The command `aotair`. What a user can mend is one message and exit status 1; what is our fault keeps its traceback."""
+"""The command `aotair`: what a user can mend is one message and status 1, what is our fault keeps its traceback."""
 
 import json
 import sys

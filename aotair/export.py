@@ -101,7 +101,7 @@ def _quiet_torch() -> Iterator[None]:
             sys.stderr.write(text)
 
 
-# ---- what to ask of torch.export ----------------------------------------------------------------------------------
+# ---- what to ask of torch.export -----------------------------------------------------------------------------------
 
 
 def dynamic_dims(recipe: Recipe) -> dict[str, tuple[int, int]]:
@@ -151,7 +151,7 @@ def _composites_to_decompose() -> dict:
     }
 
 
-# ---- what came back -------------------------------------------------------------------------------------------------
+# ---- what came back ------------------------------------------------------------------------------------------------
 
 
 def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
@@ -262,7 +262,7 @@ def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
     return to_tree(program.call_spec.out_spec, leaves)
 
 
-# ---- why it was refused -----------------------------------------------------------------------------------------------
+# ---- why it was refused --------------------------------------------------------------------------------------------
 
 
 def _explain(error: Exception, recipe: Recipe) -> ExportError:

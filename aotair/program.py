@@ -56,8 +56,7 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
     # The first value of a state is kept aside: the original model goes on writing into its own buffer.
     by_state = {constant.name: constant.tensor.clone() for constant in exported.states.values()}
     states = tuple(
-        State(name, tables.constants.number(distinct.name_of(name, by_state[name])))
-        for name in tables.states.values()
+        State(name, tables.constants.number(distinct.name_of(name, by_state[name]))) for name in tables.states.values()
     )
     weights = {name: distinct.tensor(name) for name in tables.constants.values()}
     program = Program(

@@ -118,7 +118,7 @@ class _Prover:
                 raise ProofError(
                     f"{where}: the output {name!r} is not the original model's", where=self._recipe.where,
                     expected=f"within atol {verify.atol:g} and rtol {verify.rtol:g}", got=f"an error of {error:.3g}",
-                    fix="loosen verify if the error is what the dtype allows; else this is a fault of aotair or of a pass",
+                    fix="loosen verify if that is what the dtype allows; else it is a fault of aotair or of a pass",
                 )  # fmt: skip
         return largest
 
@@ -217,7 +217,8 @@ class _Prover:
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
             where=f"{self._recipe.where}: bucket {describe(self._entry, bucket.sizes)}",
-            expected=f"the original's outputs at {describe(self._entry, sizes)}, within atol {verify.atol:g} and rtol {verify.rtol:g}",
+            expected=f"the original's outputs at {describe(self._entry, sizes)}, "
+            f"within atol {verify.atol:g} and rtol {verify.rtol:g}",
             got=f"{', '.join(changed)} changed, with {', '.join(filled)}",
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "
             "and give every size its bucket",

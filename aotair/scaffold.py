@@ -83,7 +83,7 @@ def _remark(model: torch.nn.Module, guesses: dict[str, _Guess]) -> str:
             model(**inputs)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"# Guessed from the signature, but the model refused these inputs: {reason}\n# Correct shapes and dtypes first."
+        return f"# Guessed from the signature, but the model refused these inputs: {reason}\n# Correct them first."
     return (
         "# Guessed from the signature; the model took these inputs. Set the ranges and buckets to what you will send."
     )

@@ -6,7 +6,7 @@ import transformers
 
 
 class SentenceEncoder(torch.nn.Module):
-    """A BERT encoder, the mean over the real tokens, and normalisation: what sentence-transformers does in three steps."""
+    """A BERT encoder, the mean over the real tokens, and normalisation, as sentence-transformers does it."""
 
     def __init__(self, bert: torch.nn.Module):
         super().__init__()

@@ -1,6 +1,6 @@
 """Semantic search with the built artifact; of aotair, this process imports only the runtime.
 
-    python -m recipes.minilm_search ARTIFACT [QUERY ...]
+python -m recipes.minilm_search ARTIFACT [QUERY ...]
 """
 
 import argparse

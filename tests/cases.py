@@ -39,5 +39,7 @@ RECIPES = {
     ),
     "structured": recipe("Structured", {"x": {"shape": ["n", 2, 3], "dtype": "float32", "pad": "any"}}, {"n": [2, 4]}),
     "views": recipe("Views", {"x": {"shape": [3, 4], "dtype": "float32"}}),
-    "halves": recipe("Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}),
+    "halves": recipe(
+        "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}
+    ),
 }

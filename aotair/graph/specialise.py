@@ -82,8 +82,8 @@ def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: st
         return made or build.call(node.target, *args, name=node.name, **kwargs)
     except Exception as error:
         raise UnsupportedError(
-            f"the op {node.target} refuses these sizes{source(node)}", where=where, got=f"{type(error).__name__}: {error}",
-            fix="leave out the bucket",
+            f"the op {node.target} refuses these sizes{source(node)}", where=where,
+            got=f"{type(error).__name__}: {error}", fix="leave out the bucket",
         ) from error  # fmt: skip
 
 

@@ -32,8 +32,9 @@ def _sections(program: Program) -> Iterator[str]:
     need = program.requirements
     weights = sum(_nbytes(c.dtype, c.shape) for c in program.constants)
     yield (
-        f"<p>Built with torch {html.escape(need.torch_built)}; needs torch {html.escape(need.torch_min)} or newer and the "
-        f"device <code>{html.escape(need.device)}</code>. {len(program.constants)} distinct weights, {weights:,} bytes; "
+        f"<p>Built with torch {html.escape(need.torch_built)}; needs torch {html.escape(need.torch_min)} or newer "
+        f"and the device <code>{html.escape(need.device)}</code>. "
+        f"{len(program.constants)} distinct weights, {weights:,} bytes; "
         f"one arena of {program.arena:,} bytes for all buckets.</p>"
     )
     for entry in program.entry_points:

@@ -92,7 +92,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, mapped; raises MalformedError."""
     try:
         with safetensors.safe_open(str(file), framework="pt") as handle:
-            return {name: handle.get_tensor(name) for name in handle.keys()}
+            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise MalformedError(f"not readable as safetensors: {error}", where=str(file)) from error
 

@@ -86,10 +86,11 @@ def _encode(value: object) -> object:
 
 
 def _encode_field(value: object, kind: object) -> object:
-    if _special(kind) == "arg":
+    if getattr(kind, "__metadata__", None) == ("arg",):
         return encode_arg(value)
     if typing.get_origin(kind) is tuple and isinstance(value, tuple):
-        kinds = _item_kinds(kind, len(value))
+        items = typing.get_args(kind)
+        kinds = (items[0],) * len(value) if items[-1] is ... else items
         return [_encode_field(item, k) for item, k in zip(value, kinds, strict=True)]
     return _encode(value)
 
@@ -105,6 +106,76 @@ def encode_arg(value: object) -> object:
 
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
+# A decoder turns plain data into a value of one annotation, or raises _Wrong; the way to the fault is put together
+# while that travels up, so that a good program costs nothing for it.
+Decoder = typing.Callable[[object], typing.Any]
+
+
+class _Wrong(Exception):
+    def __init__(self, expected: str, got: object):
+        self.expected, self.got = expected, got
+        self.path: list[str] = []  # from the fault upwards
+
+
+def _decode(kind: object, value: object, root: str, where: str) -> typing.Any:
+    try:
+        return _decoder(kind)(value)
+    except _Wrong as wrong:
+        path = root + "".join(reversed(wrong.path))
+        got = repr(wrong.got)[:80]
+        raise MalformedError(f"{path} is malformed", where=where, expected=wrong.expected, got=got) from wrong
+
+
+@functools.cache
+def _decoder(kind: typing.Any) -> Decoder:
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_decoder(kind)
+    if hasattr(kind, "__metadata__"):
+        return _SPECIAL[kind.__metadata__[0]]
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        items = typing.get_args(kind)
+        alike = len(items) == 2 and items[1] is ...
+        return _sequence_decoder(_decoder(items[0])) if alike else _tuple_decoder([_decoder(item) for item in items])
+    if origin in (types.UnionType, typing.Union):
+        inner = _decoder(typing.get_args(kind)[0])
+        return lambda value: None if value is None else inner(value)
+    return _scalar_decoder(kind)
+
+
+def _scalar_decoder(kind: type) -> Decoder:
+    def decode(value: object) -> object:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise _Wrong(kind.__name__, value)
+
+    return decode
+
+
+def _sequence_decoder(item: Decoder) -> Decoder:
+    def decode(value: object) -> tuple:
+        done: list = []
+        try:
+            for part in _list(value):
+                done.append(item(part))
+        except _Wrong as wrong:
+            wrong.path.append(f"[{len(done)}]")
+            raise
+        return tuple(done)
+
+    return decode
+
+
+def _tuple_decoder(items: typing.Sequence[Decoder]) -> Decoder:
+    def decode(value: object) -> tuple:
+        if len(_list(value)) != len(items):
+            raise _Wrong(f"{len(items)} items", value)
+        return tuple(item(part) for item, part in zip(items, value))
+
+    return decode
+
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, object], ...]:
@@ -112,109 +183,79 @@ def _fields(cls: type) -> tuple[tuple[str, object], ...]:
     return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
 
 
-@functools.cache
-def _required(cls: type) -> int:
-    return sum(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+def _dataclass_decoder(cls: type) -> Decoder:
+    fields = [(name, _decoder(kind)) for name, kind in _fields(cls)]
+    least = sum(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+
+    def decode(value: object) -> object:
+        if not least <= len(_list(value)) <= len(fields):
+            raise _Wrong(f"{len(fields)} fields of {cls.__name__}", value)
+        done: list = []
+        try:
+            for (_, field), part in zip(fields, value):
+                done.append(field(part))
+        except _Wrong as wrong:
+            wrong.path.append(f".{fields[len(done)][0]}")
+            raise
+        return cls(*done)
+
+    return decode
 
 
-def _special(kind: object) -> str | None:
-    return kind.__metadata__[0] if hasattr(kind, "__metadata__") else None
-
-
-def _item_kinds(kind: object, length: int) -> tuple:
-    items = typing.get_args(kind)
-    return (items[0],) * length if len(items) == 2 and items[1] is ... else items
-
-
-def _decode(kind: object, value: object, path: str, where: str) -> typing.Any:
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, path, where)
-    special = _special(kind)
-    if special is not None:
-        return _SPECIAL[special](value, path, where, 0)
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        items = _list(value, path, where)
-        kinds = _item_kinds(kind, len(items))
-        if len(kinds) != len(items):
-            raise _wrong(path, where, f"{len(kinds)} items", items)
-        return tuple(_decode(k, item, f"{path}[{i}]", where) for i, (k, item) in enumerate(zip(kinds, items)))
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _decode(typing.get_args(kind)[0], value, path, where)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise _wrong(path, where, kind.__name__, value)
-    return value
-
-
-def _decode_dataclass(cls: type, value: object, path: str, where: str) -> object:
-    items, fields = _list(value, path, where), _fields(cls)
-    if not _required(cls) <= len(items) <= len(fields):
-        raise _wrong(path, where, f"{len(fields)} fields of {cls.__name__}", items)
-    return cls(*(_decode(kind, item, f"{path}.{name}", where) for (name, kind), item in zip(fields, items)))
-
-
-def _decode_arg(value: object, path: str, where: str, depth: int) -> object:
+def _decode_arg(value: object, depth: int = 0) -> object:
     if isinstance(value, _SCALARS):
         return value
-    tag, *rest = _tagged(value, path, where, depth)
+    tag, *rest = _tagged(value, depth)
     if tag == "l":
-        return tuple(_decode_arg(item, f"{path}[{i}]", where, depth + 1) for i, item in enumerate(rest))
+        return tuple(_decode_arg(item, depth + 1) for item in rest)
     if tag not in _ARGS:
-        raise _wrong(path, where, "an argument", tag)
-    return _decode_dataclass(_ARGS[tag], rest, path, where)
+        raise _Wrong("an argument", tag)
+    return _decoder(_ARGS[tag])(rest)
 
 
-def _decode_expr(value: object, path: str, where: str, depth: int) -> object:
+def _decode_expr(value: object, depth: int = 0) -> object:
     if type(value) is int:
         return value
-    tag, *rest = _tagged(value, path, where, depth)
+    tag, *rest = _tagged(value, depth)
     if tag == "dim" and len(rest) == 1 and type(rest[0]) is int:
         return ("dim", rest[0])
     if tag not in EXPR_OPERATORS or len(rest) < 2:
-        raise _wrong(path, where, "a size expression", value)
-    return (tag, *(_decode_expr(item, path, where, depth + 1) for item in rest))
+        raise _Wrong("a size expression", value)
+    return (tag, *(_decode_expr(item, depth + 1) for item in rest))
 
 
-def _decode_tree(value: object, path: str, where: str, depth: int) -> tuple:
-    tag, *rest = _tagged(value, path, where, depth)
+def _decode_tree(value: object, depth: int = 0) -> tuple:
+    tag, *rest = _tagged(value, depth)
     if tag in _TREE_LEAVES:
         if len(rest) != 1 or not isinstance(rest[0], _SCALARS) or (tag == "tensor" and type(rest[0]) is not int):
-            raise _wrong(path, where, "a leaf of the output structure", value)
+            raise _Wrong("a leaf of the output structure", value)
         return (tag, rest[0])
     keys: tuple = ()
     if tag in ("dict", "record"):
         head, rest = rest[: 1 + (tag == "record")], rest[1 + (tag == "record") :]
-        if not head or len(_list(head[-1], path, where)) != len(rest):
-            raise _wrong(path, where, "as many keys as children", value)
+        if not head or len(_list(head[-1])) != len(rest):
+            raise _Wrong("as many keys as children", value)
         keys = (*head[:-1], tuple(head[-1]))
         if not all(isinstance(key, (str, int)) for key in (*keys[:-1], *keys[-1])):
-            raise _wrong(path, where, "keys that are strings or ints", value)
+            raise _Wrong("keys that are strings or ints", value)
     elif tag not in ("tuple", "list"):
-        raise _wrong(path, where, "an output structure", tag)
-    return (tag, *keys, *(_decode_tree(item, path, where, depth + 1) for item in rest))
+        raise _Wrong("an output structure", tag)
+    return (tag, *keys, *(_decode_tree(item, depth + 1) for item in rest))
 
 
 _SPECIAL = {"arg": _decode_arg, "expr": _decode_expr, "tree": _decode_tree}
 
 
-def _tagged(value: object, path: str, where: str, depth: int) -> list:
+def _tagged(value: object, depth: int) -> list:
     if depth > _MAX_DEPTH:
-        raise _wrong(path, where, f"at most {_MAX_DEPTH} levels", "more")
-    items = _list(value, path, where)
+        raise _Wrong(f"at most {_MAX_DEPTH} levels", "more")
+    items = _list(value)
     if not items or not isinstance(items[0], str):
-        raise _wrong(path, where, "an array that begins with a tag", value)
+        raise _Wrong("an array that begins with a tag", value)
     return items
 
 
-def _list(value: object, path: str, where: str) -> list:
+def _list(value: object) -> list:
     if not isinstance(value, list):
-        raise _wrong(path, where, "an array", value)
+        raise _Wrong("an array", value)
     return value
-
-
-def _wrong(path: str, where: str, expected: str, got: object) -> MalformedError:
-    return MalformedError(f"{path} is malformed", where=where, expected=expected, got=repr(got)[:80])

@@ -83,10 +83,9 @@ class Entry:
         Raises a subclass of CallError, having changed nothing, where the inputs do not fit.
         """
         device = self._pool.device.torch_device
-        if not all(
-            [isinstance(t, torch.Tensor) and t.dtype is d and t.device == device for t, d in zip(tensors, self._dtypes)]
-        ):
-            self._refuse(tensors)
+        for tensor, dtype_ in zip(tensors, self._dtypes):
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
+                self._refuse(tensors)
         key = self._key(tensors)
         with self._pool.lock:
             plan = self._plans.get(key) or self._plan(key, tensors)
@@ -188,7 +187,7 @@ class Entry:
             if tensor.dtype != kind:
                 raise DTypeError(
                     f"the input {spec.name!r} has another dtype than the model was built for", where=self.spec.name,
-                    expected=f"torch.{spec.dtype}", got=str(tensor.dtype), fix=f"convert it with .to(torch.{spec.dtype})",
+                    expected=f"torch.{spec.dtype}", got=str(tensor.dtype), fix=f"convert it: .to(torch.{spec.dtype})",
                 )  # fmt: skip
             if tensor.device != device:
                 raise DeviceError(

@@ -49,14 +49,14 @@ class Bound:
 
     def run(self) -> None:
         """Make the calls. Raises CaptureError, naming the bucket and the instruction, where one fails."""
-        number = 0
+        done = 0
         try:
-            for number, call in enumerate(self.calls):
+            for call in self.calls:
                 call()
+                done += 1
         except Exception as error:
-            raise CaptureError(
-                f"instruction {number} ({self.nodes[number]}) failed: {error}", where=self.where
-            ) from error
+            what = f"instruction {done} ({self.nodes[done]}) failed: {error}"
+            raise CaptureError(what, where=self.where) from error
 
 
 def bind(

@@ -25,7 +25,7 @@ class Comparison:
 
 
 def key(entry: str, bucket: int, side: str, name: object) -> str:
-    """The name of a golden tensor. `side`: "in", "out", "after" (a mutated input after the call) or "state" (after it)."""
+    """The name of a golden tensor. `side`: "in", "out", "after" (a mutated input afterwards) or "state" (likewise)."""
     return f"{entry}.{bucket}.{side}.{name}"
 
 

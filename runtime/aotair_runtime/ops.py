@@ -41,7 +41,7 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str) -> torch._ops.OpOve
         raise RequirementError(
             f"this node has no op {op.name}",
             where=where,
-            fix=f"import the package that defines {namespace}:: ops before load(), or install the torch it was built with",
+            fix=f"import the package that defines {namespace}:: ops first, or install the torch it was built with",
         )
     if str(target._schema) != op.schema:
         raise RequirementError(

@@ -1,8 +1,10 @@
 """The memory that the graphs of a model share, and the lock that keeps their replays apart."""
 
+import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 
 import torch
 
@@ -34,9 +36,17 @@ class Pool:
                 "an output of an earlier call is still held and is overwritten by this one; "
                 "clone() what you keep, or load the model with enable_output_clone=True",
                 OutputHeldWarning,
-                stacklevel=5,
+                stacklevel=_callers_level(),
             )
 
     def close(self) -> None:
         """Let go of the arena; outputs that somebody still holds keep it alive."""
         self.arena = self.arena.new_empty(0)
+
+
+def _callers_level() -> int:
+    """The `stacklevel` that makes a warning point at the line that called the model."""
+    here, level, frame = str(Path(__file__).parent), 0, sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level + 1

@@ -1,4 +1,4 @@
-"""What cannot be built: one message with the place and the remedy, exit status 1, no traceback, nothing left on disk."""
+"""What cannot be built: one message with place and remedy, exit status 1, no traceback, nothing left on disk."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from click.testing import CliRunner
 from cases import MODELS, RECIPES, recipe
+from click.testing import CliRunner
 
 import aotair
 from aotair.cli import main

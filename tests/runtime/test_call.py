@@ -115,8 +115,9 @@ def test_outputs_are_overwritten_by_the_next_replay_and_that_is_said_once(built)
     model = aotair.load(built("linear"))
     first = model(torch.ones(1, 4))
     before = first.clone()
-    with pytest.warns(OutputHeldWarning, match="enable_output_clone"):
+    with pytest.warns(OutputHeldWarning, match="enable_output_clone") as caught:
         second = model(torch.zeros(1, 4))
+    assert caught[0].filename == __file__, "the warning points at the caller's line"
     assert torch.equal(first, second) and not torch.equal(first, before)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,6 @@
 """An artifact is untrusted input: whatever is wrong with one is refused with its own error, and nothing of it runs."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -57,7 +58,7 @@ def rewrite(path: Path, change: Callable[[Program], Program]) -> Path:
     return path
 
 
-# ---- the files ------------------------------------------------------------------------------------------------------
+# ---- the files -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [lambda p: p / "gone", lambda p: p, lambda p: p.parent])
@@ -149,7 +150,7 @@ def test_files_outside_the_directory_are_not_even_looked_for(copy: Path, name: s
         aotair.load(copy)
 
 
-# ---- the node ---------------------------------------------------------------------------------------------------------
+# ---- the node ------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_with_too_old_a_torch(copy: Path):
@@ -194,7 +195,7 @@ def test_a_namespace_can_be_allowed_and_is_then_looked_up(copy: Path):
         aotair.load(copy, allow_namespaces=["mine"])
 
 
-# ---- the program's numbers ---------------------------------------------------------------------------------------------
+# ---- the program's numbers -----------------------------------------------------------------------------------------
 
 
 def first_bucket(program: Program, **fields: object) -> Program:
@@ -242,7 +243,9 @@ SPOILT = {
     "impossible arena": lambda p: replace(p, arena=1 << 60),
     "arena of an odd size": lambda p: replace(p, arena=p.arena + 1),
     "no power of two": lambda p: replace(p, alignment=48),
-    "negative stride": lambda p: replace(p, layouts=tuple(replace(x, strides=(-1,) * len(x.strides)) for x in p.layouts)),
+    "negative stride": lambda p: replace(
+        p, layouts=tuple(replace(x, strides=(-1,) * len(x.strides)) for x in p.layouts)
+    ),
     "stride for no size": lambda p: replace(p, layouts=tuple(replace(x, strides=()) for x in p.layouts)),
     "impossible size": lambda p: replace(p, layouts=(Layout("float32", (1 << 40, 1 << 40), (1, 1)), *p.layouts[1:])),
     "unknown dtype": lambda p: replace(p, layouts=tuple(replace(x, dtype="nn") for x in p.layouts)),
@@ -325,10 +328,15 @@ def test_arguments_that_do_not_fit_the_op_are_an_error_of_the_instruction(copy: 
         aotair.load(copy)(torch.ones(1, 4))
 
 
-# ---- any bytes -----------------------------------------------------------------------------------------------------------
+# ---- any bytes -----------------------------------------------------------------------------------------------------
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=30,
 )
@@ -370,10 +378,8 @@ def test_one_changed_value_anywhere_is_refused_or_harmless(built, data):
             continue
         at[index] = data.draw(plain)
         break
-    try:
+    with contextlib.suppress(ArtifactError):
         check_program(codec.parse(enveloped(msgpack.packb(body)), "x"), "x")
-    except ArtifactError:
-        pass
 
 
 def test_deep_nesting_is_refused():
@@ -382,8 +388,16 @@ def test_deep_nesting_is_refused():
         deep = ["l", deep]
     with pytest.raises(ArtifactError):
         codec.parse(enveloped(msgpack.packb([deep])), "x")
-    with pytest.raises(MalformedError, match="levels"):
-        codec._decode_arg(deep, "p", "x", 0)
+
+
+def test_a_fault_is_named_by_its_place(copy: Path):
+    body = msgpack.unpackb(msgpack.unpackb((copy / "program.msgpack").read_bytes())[3])
+    fields = [name for name, _ in codec._fields(Program)]
+    body[fields.index("layouts")][1][1][0] = "four"
+    with pytest.raises(
+        MalformedError, match=r"program\.layouts\[1\]\.shape\[0\] is malformed\n  expected: int\n  got: 'four'"
+    ):
+        codec.parse(enveloped(msgpack.packb(body)), "x")
 
 
 def test_loading_runs_nothing_and_reads_nothing_else(copy: Path, monkeypatch):
@@ -392,7 +406,13 @@ def test_loading_runs_nothing_and_reads_nothing_else(copy: Path, monkeypatch):
     import pickle
     import subprocess
 
-    for module, name in [(pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (os, "system"), (subprocess, "Popen")]:
+    for module, name in [
+        (pickle, "loads"),
+        (pickle, "load"),
+        (pickle, "Unpickler"),
+        (os, "system"),
+        (subprocess, "Popen"),
+    ]:
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("called"))
     for name in ("eval", "exec"):
         monkeypatch.setattr(builtins, name, lambda *_, **__: pytest.fail("called"))

@@ -1,0 +1,161 @@
+"""Every command as a user would type it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from cases import MODELS, RECIPES
+from click.testing import CliRunner
+
+from aotair.cli import main
+
+
+def aotair(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def linear_recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "linear.yaml"
+    file.write_text(yaml.safe_dump(RECIPES["linear"]))
+    return file
+
+
+def test_build_ends_with_a_table(linear_recipe: Path, tmp_path: Path):
+    text = aotair("build", linear_recipe, "-o", tmp_path / "x.aotair")
+    for part in ("graph nodes before / after", "buckets, each proved", "arena bytes", "weight bytes", "largest error"):
+        assert part in text
+    assert "seconds: prove" in text
+
+
+def test_build_says_as_json(linear_recipe: Path, tmp_path: Path):
+    result = CliRunner().invoke(main, ["build", str(linear_recipe), "-o", str(tmp_path / "x.aotair"), "--json"])
+    summary = json.loads(result.stdout)
+    assert summary["buckets"] == 3 and summary["max_abs_error"] <= 1e-5
+    assert set(summary["seconds"]) == {"recipe", "model", "export", "passes", "buckets", "prove", "pack", "check"}
+
+
+def test_build_writes_into_the_working_directory_by_default(linear_recipe: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "aotair.cli", "build", "linear.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (tmp_path / "linear.aotair" / "program.msgpack").is_file()
+    assert "proving each bucket against the original, 3 buckets" in done.stderr
+
+
+def test_build_dumps_every_stage(linear_recipe: Path, tmp_path: Path):
+    aotair("build", linear_recipe, "-o", tmp_path / "x.aotair", "--dump-graph", tmp_path / "dump")
+    names = [file.name for file in sorted((tmp_path / "dump").iterdir())]
+    assert names == ["00_export.txt", "01_remove_dead_code.txt", "02_remove_noop_ops.txt"]
+
+
+@pytest.mark.parametrize("model", ["Linear", "Encoder", "Structured"])
+def test_init_writes_a_recipe_that_can_be_read(model: str, tmp_path: Path):
+    from aotair.recipe import read_recipe
+
+    text = aotair("init", f"{MODELS}:{model}")
+    file = tmp_path / "first.yaml"
+    file.write_text(text)
+    assert text.startswith("# Guessed from the signature")
+    assert read_recipe(file).model.factory == f"{MODELS}:{model}"
+
+
+def test_init_makes_a_recipe_that_builds_where_it_could_know_the_shapes(tmp_path: Path):
+    file = tmp_path / "first.yaml"
+    aotair("init", f"{MODELS}:Linear", "-o", file)
+    aotair("build", file, "-o", tmp_path / "x.aotair")
+
+
+def test_inspect(built):
+    text = aotair("inspect", built("encoder"))
+    assert "input  ids: int64[batch, seq] (user, pad any)" in text
+    assert "output 0: float32[batch, seq, 16]" in text
+    assert "batch=4, seq=16" in text
+    program = aotair("inspect", built("encoder"), "--bucket", "batch=1, seq=4")
+    assert "aten::addmm.out(" in program and "return %" in program
+    assert json.loads(aotair("inspect", built("encoder"), "--json"))["name"] == "encoder"
+
+
+def test_the_programs_text(built, golden_text):
+    golden_text("linear_program.txt", aotair("inspect", built("linear"), "--bucket", "n=4"))
+    golden_text("cache_program.txt", aotair("inspect", built("cache"), "--bucket", "n=2"))
+
+
+def test_inspect_names_the_buckets_there_are(built):
+    result = CliRunner().invoke(main, ["inspect", str(built("linear")), "--bucket", "n=3"])
+    assert result.exit_code == 1 and "n=1; n=4; n=16" in result.output
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_run_reads_and_writes_tensor_files(built, original, tmp_path: Path, kind: str):
+    x = torch.randn(3, 4)
+    given, out = tmp_path / f"in.{kind}", tmp_path / f"out.{kind}"
+    if kind == "npz":
+        numpy.savez(given, x=x.numpy())
+    else:
+        safetensors.torch.save_file({"x": x}, given)
+    text = aotair("run", built("linear"), given, "-o", out)
+    assert "output: float32[3, 3]" in text
+    got = torch.from_numpy(numpy.load(out)["output"]) if kind == "npz" else safetensors.torch.load_file(out)["output"]
+    torch.testing.assert_close(got, original("linear")(x))
+
+
+def test_run_names_nested_outputs(built, tmp_path: Path):
+    given = tmp_path / "in.safetensors"
+    safetensors.torch.save_file({"x": torch.randn(2, 2, 3)}, given)
+    text = aotair("run", built("structured"), given)
+    assert [line.split(":")[0] for line in text.splitlines()] == ["a", "rest[0]", "rest[1][0]", "again"]
+
+
+def test_run_refuses_what_it_cannot_read(built, tmp_path: Path):
+    for name, content in [("x.txt", b"hi"), ("x.npz", b"hi"), ("x.safetensors", b"hi")]:
+        (tmp_path / name).write_bytes(content)
+        result = CliRunner().invoke(main, ["run", str(built("linear")), str(tmp_path / name)])
+        assert result.exit_code == 1 and result.output.startswith("error: "), result.output
+    pickled = tmp_path / "p.npz"
+    numpy.savez(pickled, x=numpy.array([{"a": 1}], dtype=object))
+    result = CliRunner().invoke(main, ["run", str(built("linear")), str(pickled)])
+    assert result.exit_code == 1 and "not readable" in result.output
+
+
+def test_verify(built, tmp_path: Path):
+    assert aotair("verify", built("encoder")).count("ok") == 6
+    assert aotair("verify", built("counter")).count("ok") == 2
+    assert aotair("verify", built("cache")).count("ok") == 2
+    assert all(row["within"] for row in json.loads(aotair("verify", built("linear"), "--json")))
+
+
+def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
+    import shutil
+    from dataclasses import replace
+
+    from aotair_runtime import codec
+    from aotair_runtime.artifact import digest, read_program
+    from aotair_runtime.schema import File
+
+    path = Path(shutil.copytree(built("linear"), tmp_path / "x"))
+    weights = safetensors.torch.load_file(path / "weights.safetensors")
+    weights["linear.bias"] = weights["linear.bias"] + 0.01
+    safetensors.torch.save_file(weights, path / "weights.safetensors")
+    program = read_program(path)
+    file = path / "weights.safetensors"
+    files = tuple(File(f.name, (path / f.name).stat().st_size, digest(path / f.name)) for f in program.files)
+    assert file.name in [f.name for f in files]
+    (path / "program.msgpack").write_bytes(codec.dump(replace(program, files=files)))
+    result = CliRunner().invoke(main, ["verify", str(path)])
+    assert result.exit_code == 1 and "WRONG" in result.output
+
+
+def test_bench_times_every_bucket_beside_the_original(built, linear_recipe: Path):
+    text = aotair("bench", built("linear"), "--recipe", linear_recipe, "--seconds", "0.01", "--memory")
+    assert "replay / eager" in text and "arena, promised" in text
+    rows = json.loads(aotair("bench", built("linear"), "--seconds", "0.01", "--json"))
+    assert [row["bucket"] for row in rows] == ["n=1", "n=4", "n=16"]
+    assert all(row["host"] > 0 and row["median"] <= row["p99"] for row in rows)
