@@ -41,11 +41,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def report(rows: Sequence[Row], json_file: str | None, **more: object) -> None:
     """Print the rows and, where asked, write them with `more` as JSON."""
     head = ["what", "bound", "measured", "unit", "verdict", "peer"]
-    lines = [
-        [row.what, f"{'>=' if row.at_least else '<='} {_text(row.bound)}", _text(row.value), row.unit, _verdict(row), row.peer]
-        for row in rows
-    ]
-    print(table(head, lines), flush=True)
+    print(table(head, [_cells(row) for row in rows]), flush=True)
     if json_file:
         found = [{**asdict(row), "met": row.met} for row in rows]
         Path(json_file).write_text(json.dumps({"rows": found, **more}, indent=1) + "\n", encoding="utf-8")
@@ -72,8 +68,9 @@ def fresh(module: str, *arguments: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _verdict(row: Row) -> str:
-    return "MET" if row.met else "MISSED"
+def _cells(row: Row) -> list[str]:
+    bound = f"{'>=' if row.at_least else '<='} {_text(row.bound)}"
+    return [row.what, bound, _text(row.value), row.unit, "MET" if row.met else "MISSED", row.peer]
 
 
 def _text(value: float) -> str:

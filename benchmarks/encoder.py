@@ -23,7 +23,7 @@ from .common import Row, artifact, options, report
 
 _FRESH_STREAM = 1_000_000  # far from the streams of random numbers that the build draws its own inputs from
 _BATCHES = (1, 5, 8, 13, 23)  # the 50 sentences, in batches that no bucket fits
-_PADDED = ((3, 11), (5, 40), (8, 100), (20, 200), (27, 129))  # batch and seq of calls that are smaller than their bucket
+_PADDED = ((3, 11), (5, 40), (8, 100), (20, 200), (27, 129))  # batch and seq, each smaller than its bucket
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def _sentences(model: aotair.Model) -> Row:
     want = torch.from_numpy(peer.encode(sentences, convert_to_numpy=True, show_progress_bar=False))
     got = torch.cat([model(*batch).clone() for batch in _tokenised(sentences)])
     error = float((got - want).abs().max())
-    return Row(f"{len(sentences)} sentences through padded buckets: largest difference", 1e-4, error, peer="sentence-transformers")
+    return Row(f"largest difference of {len(sentences)} sentences, padded", 1e-4, error, peer="sentence-transformers")
 
 
 def _tokenised(sentences: list[str]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -88,7 +88,7 @@ def _disk(model: aotair.Model, path: Path) -> Iterator[Row]:
 
 
 def _costs(times: list[BucketTimes], padded: list[float]) -> Iterator[Row]:
-    yield Row("host time of a call outside the replay, median bucket", 25, statistics.median(t.host for t in times), "us")
+    yield Row("host time outside the replay, median bucket", 25, statistics.median(t.host for t in times), "us")
     yield Row("the same for padded calls, median", 25, statistics.median(padded), "us")
     for t in times:
         yield Row(f"replay / eager at {t.bucket}", 1.0, t.median / t.eager, "x", f"eager {t.eager:.2f} ms")

@@ -48,11 +48,13 @@ ZOO: dict[str, tuple[dict, list]] = {
     # Its scan is a Python loop over the sequence, which torch.export unrolls: one length only.
     "mamba": ({"input_ids": {**_IDS, "shape": ["batch", 16], "pad": None}}, [{"batch": 1}, {"batch": 4}]),
     **dict.fromkeys(("electra", "albert", "mpnet", "modernbert", "deberta"), _TEXT),
+    **dict.fromkeys(("xlnet", "gptj", "gemma3", "gpt_oss", "deepseek_v3"), _TEXT),
+    "mamba2": ({"input_ids": {**_IDS, "pad": None}}, _SIZES),
     **dict.fromkeys(("mistral", "gemma2", "phi", "falcon", "opt", "gpt_neox", "bloom", "qwen3_moe"), _TEXT),
     "bart": ({**_TEXT[0], "decoder_input_ids": {**_IDS, "shape": ["batch", "target"], "pad": None}},
              [{"batch": 1, "seq": 8, "target": 4}, {"batch": 4, "seq": 24, "target": 12}]),
     **dict.fromkeys(("deit", "dinov2", "siglip_vision", "swin"), _batches("pixel_values", 3, 32, 32)),
-    "resnet": _batches("pixel_values", 3, 64, 64),
+    **dict.fromkeys(("resnet", "segformer"), _batches("pixel_values", 3, 64, 64)),
     "wav2vec2": _batches("input_values", 800),
 }  # fmt: skip
 

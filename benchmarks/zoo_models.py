@@ -153,6 +153,11 @@ def deberta() -> nn.Module:
     return RealText(tf.DebertaV2Model(tf.DebertaV2Config(**_BERT, **options)))
 
 
+def xlnet() -> nn.Module:
+    config = tf.XLNetConfig(vocab_size=VOCABULARY, d_model=64, n_layer=2, n_head=4, d_inner=128, use_mems_eval=False)
+    return Text(tf.XLNetModel(config))
+
+
 def t5_encoder() -> nn.Module:
     config = tf.T5Config(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
     return Text(tf.T5EncoderModel(config))
@@ -187,12 +192,32 @@ def qwen3_moe() -> nn.Module:
     return Text(model)
 
 
+def deepseek_v3() -> nn.Module:
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    options = {**_LLAMA, **ranks, **experts, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    model = tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**options, moe_intermediate_size=32))
+    model.set_experts_implementation("batched_mm")  # see qwen3_moe
+    return Text(model)
+
+
+def gpt_oss() -> nn.Module:
+    options = {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
+    model = tf.GptOssForCausalLM(tf.GptOssConfig(**options))
+    model.set_experts_implementation("batched_mm")  # see qwen3_moe
+    return Text(model)
+
+
 def mistral() -> nn.Module:
     return Text(tf.MistralForCausalLM(tf.MistralConfig(**_LLAMA, sliding_window=8)))
 
 
 def gemma2() -> nn.Module:
     return RealText(tf.Gemma2ForCausalLM(tf.Gemma2Config(**_LLAMA, head_dim=16, sliding_window=8)))
+
+
+def gemma3() -> nn.Module:
+    return Text(tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**_LLAMA, head_dim=16, sliding_window=8)))
 
 
 def phi() -> nn.Module:
@@ -212,6 +237,11 @@ def opt() -> nn.Module:
     return Text(tf.OPTForCausalLM(config))
 
 
+def gptj() -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8}
+    return RealText(tf.GPTJForCausalLM(tf.GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2, use_cache=False)))
+
+
 def gpt_neox() -> nn.Module:
     return Text(tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_BERT, use_cache=False)))
 
@@ -226,6 +256,19 @@ def mamba() -> nn.Module:
         vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, state_size=8, use_cache=False, time_step_rank=4
     )
     return Ids(tf.MambaForCausalLM(config))
+
+
+def mamba2() -> nn.Module:
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "head_dim": 16,
+        "num_heads": 8,
+        "chunk_size": 8,
+    }
+    tokens = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return Ids(tf.Mamba2ForCausalLM(tf.Mamba2Config(**sizes, **tokens, n_groups=1, use_cache=False)))
 
 
 def bart() -> nn.Module:
@@ -264,6 +307,12 @@ def convnext() -> nn.Module:
 def resnet() -> nn.Module:
     config = tf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2], layer_type="basic")
     return Pixels(tf.ResNetModel(config))
+
+
+def segformer() -> nn.Module:
+    stages = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_attention_heads": [1, 2], "sr_ratios": [4, 2]}
+    patches = {"patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]}
+    return Pixels(tf.SegformerModel(tf.SegformerConfig(**stages, **patches, num_encoder_blocks=2)))
 
 
 def swin() -> nn.Module:
