@@ -1,0 +1,22 @@
+"""Artifacts of earlier formats still load and still answer; they are never made again."""
+
+from pathlib import Path
+
+import pytest
+from cases import ROOT
+
+import aotair
+from aotair_runtime.golden import replay_golden
+
+OLD = sorted(path for path in (ROOT / "tests" / "artifacts").glob("*/*") if path.is_dir())
+
+
+def test_there_are_some():
+    assert {path.name for path in OLD} >= {"encoder", "counter", "cache", "structured"}
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_an_old_artifact_loads_and_answers(path: Path):
+    with aotair.load(path, enable_output_clone=True) as model:
+        results = list(replay_golden(model))
+    assert results and all(result.within for result in results)
