@@ -5,14 +5,25 @@
 
 from typing import TYPE_CHECKING
 
-from aotair_runtime import AotairError, Model, __version__, load
+from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
 
 if TYPE_CHECKING:
     from .builder import build
     from .config import CompilerConfig
     from .recipe import Recipe
 
-__all__ = ["AotairError", "CompilerConfig", "Model", "Recipe", "__version__", "build", "load"]
+__all__ = [
+    "AotairError",
+    "CompilerConfig",
+    "Limits",
+    "Model",
+    "Pool",
+    "Recipe",
+    "__version__",
+    "build",
+    "graph_pool",
+    "load",
+]
 
 _LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe"}
 

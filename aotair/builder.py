@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import aotair_runtime
+from aotair_runtime.artifact import open_artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE
@@ -17,7 +17,7 @@ from .export import export
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
-from .prove import prove
+from .prove import on_host, prove
 from .recipe import Recipe, parse_recipe, read_recipe
 from .report.page import page
 from .source import load_model
@@ -117,7 +117,7 @@ def _dump_folder(recipe: Recipe) -> Path | None:
 
 def _check_written(folder: Path) -> None:
     """What lies on disk loads and answers: the smallest program to be wrong here would be a fault of ours."""
-    with aotair_runtime.load(folder, enable_output_clone=True) as model:
+    with on_host(open_artifact(folder)) as model:
         for result in replay_golden(model):
             if not result.within:
                 raise ProofError(f"the written artifact answers differently: {result}", where=str(folder))

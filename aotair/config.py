@@ -25,6 +25,7 @@ class GraphDump(_Options):
 class AclGraphDebug(_Options):
     clone_input: bool = Field(True, description="copy user inputs into memory that all buckets share")
     enable_output_clone: bool = Field(False, description="hand out outputs as fresh tensors")
+    disable_mempool_reuse_in_same_fx: bool = Field(False, description="give each bucket memory of its own")
 
 
 class Debug(_Options):

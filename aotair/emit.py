@@ -29,6 +29,7 @@ from .graph.verify import source
 from .outs import out_variant
 from .plan.arena import Plan
 from .plan.lifetimes import Home, Lifetimes
+from .targets import Target
 
 _aten = torch.ops.aten
 # Ops that only copy their first argument, perhaps to another dtype: written as a copy into planned memory.
@@ -88,17 +89,19 @@ def emit(
     names: Mapping[str, str],
     inputs: Sequence[str],
     sizes: tuple[int, ...],
+    target: Target,
 ) -> Bucket:
     """The program of one bucket.
 
     `names` gives the constant's or state's name in `tables` for each placeholder that is one; `inputs` are the
     placeholders of the call's inputs, in order.
     """
-    return _Emitter(graph, lives, plan, tables, names, inputs).bucket(sizes)
+    return _Emitter(graph, lives, plan, tables, names, inputs, target).bucket(sizes)
 
 
 class _Emitter:
-    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names: Mapping[str, str], inputs):
+    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names: Mapping[str, str], inputs, target):
+        self._target = target
         self._graph, self._lives, self._plan, self._tables = graph, lives, plan, tables
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._names, self._inputs = names, list(inputs)
@@ -120,7 +123,12 @@ class _Emitter:
             self._plan.height,
             self._plan.lower_bound,
             None,
+            tuple(self._copy_offset(by_name[name]) for name in self._inputs),
         )
+
+    def _copy_offset(self, placeholder: Node) -> int:
+        interval = self._lives.copies.get(self._placeholders.index(placeholder))
+        return -1 if interval is None else self._plan.offsets[interval]
 
     def _instructions(self, node: Node) -> Iterator[Instruction]:
         op = node.target
@@ -131,14 +139,19 @@ class _Emitter:
             return
         args = tuple(self._arg(arg) for arg in node.args)
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
-        out = out_variant(op)
+        out = out_variant(op, self._target)
+        if out is None and not self._target.runs(op):
+            raise UnsupportedError(
+                f"the op {op} has no kernel on {self._target.kind}{source(node)}",
+                fix="write it with other ops: it would run on the host, which a capture cannot record",
+            )
         if op._schema.is_mutable:
             yield self._make(op, Form.EFFECT, args, kwargs, (), node)
         elif out is not None:
             takes = {argument.name for argument in out._schema.arguments}
             kept = {name: value for name, value in kwargs.items() if name in takes}
             yield self._make(out, Form.OUT, args, kept, self._results(node), node)
-        elif (sliced := chunks.sliced_arguments(node)) and len(chunks.bounds(node)) > 1:
+        elif self._target.sliced_calls and (sliced := chunks.sliced_arguments(node)) and len(chunks.bounds(node)) > 1:
             yield from self._chunked(node, sliced, args, kwargs)
         else:
             yield self._make(op, Form.COPY, args, kwargs, self._results(node), node)
@@ -222,7 +235,7 @@ class _Emitter:
         if space == Space.ARENA:
             return 0, self._plan.offsets[index] + home.offset
         name = self._placeholders[index].name
-        if space == Space.CALLER:
+        if space in (Space.CALLER, Space.INPUT):
             return self._inputs.index(name), home.offset
         table = self._tables.constants if space == Space.CONSTANT else self._tables.states
         return table.number(self._names[name]), home.offset

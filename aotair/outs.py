@@ -4,15 +4,16 @@ import functools
 
 import torch
 
+from .targets import Target
+
 _FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
-# Backends whose kernel makes an out variant worth calling; the generated ones compute elsewhere and copy.
-_KERNEL_KEYS = ("CPU", "CompositeImplicitAutograd")
 
 
 @functools.cache
-def out_variant(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload of `op` with the same arguments plus one out tensor for each result, where it has a kernel of its
-    own. Options of factories (dtype, layout, device) are implied by the out tensor and may be missing from it.
+def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverload | None:
+    """The overload of `op` with the same arguments plus one out tensor for each result, where the target has a kernel
+    for it: the generated ones compute elsewhere and copy. Options of factories (dtype, layout, device) are implied by
+    the out tensor and may be missing from it.
     """
     if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
         return None
@@ -21,7 +22,7 @@ def out_variant(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     packet = op._overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
-        if _writes_results_of(candidate, op) and _has_kernel(candidate):
+        if _writes_results_of(candidate, op) and target.has_kernel(candidate):
             return candidate
     return None
 
@@ -38,7 +39,3 @@ def _writes_results_of(candidate: torch._ops.OpOverload, op: torch._ops.OpOverlo
     given = [(a.name, str(a.type)) for a in candidate._schema.arguments if not a.is_out]
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     return given in (wanted, [item for item in wanted if item[0] not in _FACTORY_OPTIONS])
-
-
-def _has_kernel(op: torch._ops.OpOverload) -> bool:
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in _KERNEL_KEYS)

@@ -28,6 +28,7 @@ from .plan.arena import plan_arena
 from .plan.check import violations
 from .plan.lifetimes import lifetimes
 from .recipe import Recipe
+from .targets import Target
 from .weights import DistinctTensors
 
 TORCH_MIN = "2.9"
@@ -61,8 +62,8 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
     weights = {name: distinct.tensor(name) for name in tables.constants.values()}
     program = Program(
         name=recipe.name,
-        requirements=Requirements(TORCH_MIN, torch.__version__.split("+")[0], recipe.target.device),
-        options=Options(recipe.config.debug.aclgraph.clone_input, recipe.config.debug.aclgraph.enable_output_clone),
+        requirements=_requirements(recipe),
+        options=_options(recipe),
         tolerance=Tolerance(recipe.verify.atol, recipe.verify.rtol),
         constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
         state=states,
@@ -77,6 +78,18 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
     return Built(program, weights)
 
 
+def _requirements(recipe: Recipe) -> Requirements:
+    target = recipe.target
+    return Requirements(
+        TORCH_MIN, torch.__version__.split("+")[0], target.device, target.torch_npu or "", target.soc or ""
+    )
+
+
+def _options(recipe: Recipe) -> Options:
+    aclgraph = recipe.config.debug.aclgraph
+    return Options(aclgraph.clone_input, aclgraph.enable_output_clone, aclgraph.disable_mempool_reuse_in_same_fx)
+
+
 def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: Tables, names: Mapping[str, str]):
     by_dim = dict(zip(recipe.dims(), sizes, strict=True))
     shapes = {
@@ -86,18 +99,19 @@ def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: 
     where = f"{recipe.where}: bucket {', '.join(f'{d}={s}' for d, s in by_dim.items()) or 'static'}"
     module = specialise(exported.module, shapes, where)
     verify(module, "specialise")
-    lives = lifetimes(module.graph, _spaces(exported, recipe))
+    target = Target(recipe.target.device)
+    lives = lifetimes(module.graph, _spaces(exported, recipe), target)
     plan = plan_arena(lives.intervals, ALIGNMENT)
     wrong = violations(lives.intervals, plan, ALIGNMENT)
     if wrong:
         raise InternalError(f"{where}: the memory plan is wrong: {wrong[0]}")
-    return emit(module.graph, lives, plan, tables, names, list(exported.inputs.values()), sizes)
+    return emit(module.graph, lives, plan, tables, names, list(exported.inputs.values()), sizes, target)
 
 
 def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:
     spaces = dict.fromkeys(exported.constants, Space.CONSTANT) | dict.fromkeys(exported.states, Space.STATE)
     for name, placeholder in exported.inputs.items():
-        spaces[placeholder] = Space.CALLER if recipe.inputs[name].mutated else Space.ARENA
+        spaces[placeholder] = Space.CALLER if recipe.inputs[name].mutated else Space.INPUT
     return spaces
 
 

@@ -9,10 +9,12 @@ from torch.utils import _pytree
 
 from aotair_runtime.artifact import Artifact
 from aotair_runtime.buckets import choose, describe, evaluate
+from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
 from aotair_runtime.golden import compare, key
 from aotair_runtime.model import Model
 from aotair_runtime.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
+from aotair_runtime.settings import Settings
 from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError
@@ -33,7 +35,7 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
     """Raises ProofError at the first bucket that is wrong or whose padding is not neutral."""
     constants = tuple(built.weights[constant.name] for constant in built.program.constants)
     golden: dict[str, torch.Tensor] = {}
-    with Model(Artifact(Path(recipe.name), built.program, constants), enable_output_clone=True) as model:
+    with on_host(Artifact(Path(recipe.name), built.program, constants)) as model:
         (entry,) = built.program.entry_points
         prover = _Prover(recipe, entry, model, _Original(original, recipe), golden)
         buckets = []
@@ -44,6 +46,11 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
         progress(len(entry.buckets), len(entry.buckets))
     entry = replace(entry, buckets=tuple(buckets))
     return Proved(replace(built.program, entry_points=(entry,)), golden)
+
+
+def on_host(artifact: Artifact) -> Model:
+    """The artifact on this machine's CPU, whatever device it is built for."""
+    return Model(artifact, open_device("cpu"), Settings(enable_output_clone=True))
 
 
 class _Original:

@@ -39,7 +39,17 @@ class ModelPart(_Part):
 class TargetPart(_Part):
     """What the artifact will run on."""
 
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda", "npu"] = "cpu"
+    soc: str | None = Field(None, description="how the name of the device begins, as Ascend910B; null: any")
+    torch_npu: str | None = Field(
+        None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TargetPart":
+        if self.torch_npu is not None and self.device != "npu":
+            raise ValueError("torch_npu is a requirement of device: npu")
+        return self
 
 
 class InputPart(_Part):

@@ -1,42 +1,77 @@
 """What the tests share: recipes for the small models, built once a session, and the real encoder."""
 
+import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from cases import RECIPES, ROOT
+from nodes import Node, present
 
 import aotair
 from aotair_runtime.errors import OutputHeldWarning
+
+if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: see simnpu/run.py
+    import kernel_lists
+    import simnpu
+
+    NPU_KERNELS = kernel_lists.npu()
+    simnpu.install()
+    torch.npu.set_device(0)
+    torch.npu.Stream()  # makes the pool of streams, so that counters change only by what a test does
 
 warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the new text into the golden files")
+    parser.addoption("--devices", default=",".join(present()), help="where to run the runtime's tests  [all present]")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `node` runs once on each device."""
+    if "node" in metafunc.fixturenames:
+        metafunc.parametrize("node", metafunc.config.getoption("--devices").split(","), indirect=True)
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The artifact of one of RECIPES, built at its first use."""
-    folder = tmp_path_factory.mktemp("artifacts")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artifacts")
 
-    def get(name: str) -> Path:
-        path = folder / f"{name}.aotair"
-        return path if path.exists() else aotair.build(RECIPES[name], path)
 
-    return get
+@pytest.fixture
+def node(request: pytest.FixtureRequest, artifacts: Path) -> Iterator[Node]:
+    """A device to load artifacts on; tensors that the test makes lie there unless it says otherwise."""
+    folder = artifacts / request.param
+    folder.mkdir(exist_ok=True)
+    found = Node(request.param, folder)
+    with found.device:
+        yield found
 
 
 @pytest.fixture(scope="session")
-def original() -> Callable[[str], torch.nn.Module]:
-    """The original model of one of RECIPES, with the weights that the build saw."""
+def built(artifacts: Path) -> Callable[[str], Path]:
+    """The artifact of one of RECIPES for the CPU, built at its first use."""
+    folder = artifacts / "cpu"
+    folder.mkdir(exist_ok=True)
+    return Node("cpu", folder).path
+
+
+@pytest.fixture
+def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]:
+    """The original model of one of RECIPES, with the weights that the build saw, on the test's device."""
     from aotair.recipe import parse_recipe
     from aotair.source import load_model
 
-    return lambda name: load_model(parse_recipe(RECIPES[name]))
+    device = request.getfixturevalue("node").device if "node" in request.fixturenames else torch.device("cpu")
+
+    def get(name: str) -> torch.nn.Module:
+        with torch.device("cpu"):
+            return load_model(parse_recipe(RECIPES[name])).to(device)
+
+    return get
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from torch.fx.node import Node
 from aotair_runtime.schema import Space
 
 from ..outs import out_variant
+from ..targets import Target
 from .arena import Interval
 
 
@@ -31,7 +32,8 @@ class Home:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """`homes` by (node, output number); `launches` are the nodes that run, in order, node k at step k + 1.
+    """`homes` by (node, output number); `launches` are the nodes that run, in order, node k at step k + 1. `copies`
+    gives the interval of the copy of each user input, by the placeholder's position.
 
     Step 0 is the copying in of inputs, the step after the last launch is the handing out of results.
     """
@@ -39,6 +41,7 @@ class Lifetimes:
     homes: Mapping[tuple[Node, int], Home]
     intervals: tuple[Interval, ...]
     launches: tuple[Node, ...]
+    copies: Mapping[int, int]
 
     def home(self, node: Node, output: int = 0) -> Home | None:
         """The home of a tensor, or None for a result that nobody wants."""
@@ -47,12 +50,12 @@ class Lifetimes:
         return self.homes.get((node, output))
 
 
-def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space]) -> Lifetimes:
+def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space], target: Target) -> Lifetimes:
     """`spaces` says where the memory of each placeholder is; what is not a view of another tensor gets a buffer.
 
     Memory is shared exactly where the fake tensors in `meta["val"]` share a storage.
     """
-    analysis = _Analysis()
+    analysis = _Analysis(target)
     for position, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
         analysis.placeholder(node, spaces[node.name], position)
     for node in graph.nodes:
@@ -60,7 +63,7 @@ def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space]) -> Lifetimes:
             analysis.call(node)
     analysis.outputs(graph.output_node())
     intervals = tuple(Interval(*values) for values in zip(analysis.sizes, analysis.first, analysis.last, strict=True))
-    return Lifetimes(analysis.homes, intervals, tuple(analysis.launches))
+    return Lifetimes(analysis.homes, intervals, tuple(analysis.launches), analysis.copies)
 
 
 def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
@@ -70,17 +73,21 @@ def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 class _Analysis:
-    def __init__(self):
+    def __init__(self, target: Target):
+        self._target = target
         self.homes: dict[tuple[Node, int], Home] = {}
         self.launches: list[Node] = []
         self.sizes: list[int] = []
         self.first: list[int] = []
         self.last: list[int] = []
+        self.copies: dict[int, int] = {}
         self._roots: dict[int, Root] = {}  # by storage
 
     def placeholder(self, node: Node, space: Space, position: int) -> None:
         value = node.meta["val"]
-        root = self._new_buffer(value, 0) if space == Space.ARENA else Root(space, position)
+        root = Root(space, position)
+        if space == Space.INPUT:
+            self.copies[position] = self._new_buffer(value, 0).index
         self._roots[_storage(value)] = root
         self.homes[node, 0] = Home(root, 0)
 
@@ -91,7 +98,7 @@ class _Analysis:
         if not is_view or node.target._schema.is_mutable:
             self.launches.append(node)
             self._use(node.all_input_nodes, step)
-        wanted = _wanted(node, len(results))
+        wanted = self._wanted(node, len(results))
         for position, value in results:
             if position not in wanted:
                 continue
@@ -109,6 +116,8 @@ class _Analysis:
                 root = self._roots.get(_storage(value))
                 if root is not None and root.space == Space.ARENA:
                     self.last[root.index] = step
+                elif root is not None and root.space == Space.INPUT:
+                    self.last[self.copies[root.index]] = step
 
     def _new_buffer(self, value: torch.Tensor, step: int) -> Root:
         self.sizes.append(value.untyped_storage().nbytes())
@@ -116,12 +125,12 @@ class _Analysis:
         self.last.append(step)
         return Root(Space.ARENA, len(self.sizes) - 1)
 
-
-def _wanted(node: Node, count: int) -> set[int]:
-    """The results that need memory: all where the op writes into given tensors, else those that are used."""
-    if count < 2 or not isinstance(node.meta["val"], (tuple, list)) or out_variant(node.target) is not None:
-        return set(range(count))
-    return {user.args[1] for user in node.users if user.target is operator.getitem}
+    def _wanted(self, node: Node, count: int) -> set[int]:
+        """The results that need memory: all where the op writes into given tensors, else those that are used."""
+        single = count < 2 or not isinstance(node.meta["val"], (tuple, list))
+        if single or out_variant(node.target, self._target) is not None:
+            return set(range(count))
+        return {user.args[1] for user in node.users if user.target is operator.getitem}
 
 
 def _storage(value: torch.Tensor) -> int:

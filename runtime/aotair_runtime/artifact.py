@@ -26,8 +26,11 @@ class Artifact:
 
 def open_artifact(path: str | Path) -> Artifact:
     """Read and check everything but the golden tensors; raises a subclass of ArtifactError."""
-    path = Path(path)
-    program = read_program(path)
+    return with_weights(Path(path), read_program(Path(path)))
+
+
+def with_weights(path: Path, program: Program) -> Artifact:
+    """The artifact at `path`, whose `program` has been read, with its other files checked and its weights mapped."""
     for file in program.files:
         if file.name != GOLDEN_FILE:
             check_file(path, file)

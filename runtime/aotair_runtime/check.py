@@ -3,7 +3,7 @@
 import torch
 
 from .buckets import evaluate
-from .errors import MalformedError, RequirementError
+from .errors import MalformedError
 from .schema import (
     Bucket,
     DTypeArg,
@@ -18,8 +18,12 @@ from .schema import (
     Space,
     TensorArg,
 )
+from .streams import stream_fault
 
 _MAX_BYTES = 1 << 46
+_MOST_STREAMS = 64  # of one bucket
+_INPUT_SPACES = (Space.CALLER, Space.INPUT)
+READ_ONLY = (Space.CONSTANT, Space.INPUT)  # no instruction may write there
 
 
 def dtype(name: str, where: str = "program") -> torch.dtype:
@@ -40,35 +44,6 @@ def _torch_name(name: str, kind: type, what: str, where: str):
     if not isinstance(value, kind):
         raise MalformedError(f"{name!r} is no {what} of torch", where=where)
     return value
-
-
-def check_requirements(program: Program, device: str, where: str) -> None:
-    """Raises RequirementError where this node's torch is too old or the device is of another kind."""
-    need = program.requirements
-    if _version(torch.__version__) < _version(need.torch_min):
-        raise RequirementError(
-            "this node's torch is too old", where=where, expected=f"torch {need.torch_min} or newer",
-            got=f"torch {torch.__version__}",
-        )  # fmt: skip
-    if device != need.device:
-        raise RequirementError(
-            "the artifact was built for another device",
-            where=where,
-            expected=need.device,
-            got=device,
-            fix=f"set target.device to {device} in the recipe and build again",
-        )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
-    numbers = []
-    for part in text.split("+")[0].split("."):
-        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
 
 
 def check_program(program: Program, where: str) -> None:
@@ -121,8 +96,15 @@ class _Rules:
             )
             self.nbytes(item.dtype, item.shape, path)
         for i, instruction in enumerate(program.instructions):
-            self.index(instruction.op, len(program.ops), f"instructions[{i}].op")
             self.require(instruction.form in iter(Form), f"instructions[{i}].form", "a form", instruction.form)
+            if instruction.form in (Form.RECORD, Form.WAIT):
+                self.event(instruction, f"instructions[{i}]")
+            else:
+                self.index(instruction.op, len(program.ops), f"instructions[{i}].op")
+
+    def event(self, item: Instruction, path: str) -> None:
+        plain = item.op == -1 and not item.kwargs and not item.outs and len(item.args) == 1
+        self.require(plain and type(item.args[0]) is int, path, "the number of an event and nothing else", item.args)
 
     def entry_point(self, entry: EntryPoint, path: str) -> None:
         self.require(bool(entry.buckets), f"{path}.buckets", "at least one bucket")
@@ -184,6 +166,14 @@ class _Rules:
         for number in bucket.code:
             self.index(number, len(self.program.instructions), f"{path}.code")
             self.instruction(self.program.instructions[number], bucket, f"instructions[{number}] in {path}")
+        self.streams(bucket, path)
+
+    def streams(self, bucket: Bucket, path: str) -> None:
+        self.require(1 <= bucket.streams <= _MOST_STREAMS, f"{path}.streams", "a possible number", bucket.streams)
+        self.require(0 <= bucket.events <= len(bucket.code), f"{path}.events", "a possible number", bucket.events)
+        code = [self.program.instructions[number] for number in bucket.code]
+        fault = stream_fault(code, bucket.streams, bucket.events)
+        self.require(not fault, f"{path}.code", "streams that fork from stream 0 and join it", fault)
 
     def placement(self, item, entry: EntryPoint, path: str) -> None:
         self.index(item.layout, len(self.program.layouts), path)
@@ -202,9 +192,10 @@ class _Rules:
         program = self.program
         if item.space == Space.ARENA:
             return program.arena
-        if item.space == Space.CALLER:
+        if item.space in _INPUT_SPACES:
             self.index(item.index, len(entry.inputs), path)
-            self.require(entry.inputs[item.index].kind == "mutated", path, "a mutated input", item.index)
+            kind = "mutated" if item.space == Space.CALLER else "user"
+            self.require(entry.inputs[item.index].kind == kind, path, f"a {kind} input", item.index)
             return _MAX_BYTES  # its size is that of the bucket: `interface` compares the layouts
         self.require(item.space in (Space.CONSTANT, Space.STATE), path, "a space", item.space)
         table = program.constants if item.space == Space.CONSTANT else program.state
@@ -216,14 +207,15 @@ class _Rules:
         """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
         for i, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
             self.promised(bucket, number, spec, f"{path}.inputs[{i}]")
-            home = Space.CALLER if spec.kind == "mutated" else Space.ARENA
-            self.require(bucket.tensors[number].space == home, f"{path}.inputs[{i}]", f"memory of the kind {home.name}")
+            homes = (Space.CALLER,) if spec.kind == "mutated" else (Space.INPUT, Space.ARENA)  # ARENA in format 1
+            space = bucket.tensors[number].space
+            self.require(space in homes, f"{path}.inputs[{i}]", f"memory of the kind {homes[0].name}", space)
         for i, (number, spec) in enumerate(zip(bucket.outputs, entry.outputs)):
             self.promised(bucket, number, spec, f"{path}.outputs[{i}]")
             self.require(
                 bucket.tensors[number].space != Space.CONSTANT, f"{path}.outputs[{i}]", "memory that may be written"
             )
-        self.caller_memory(bucket, entry, path)
+        self.input_memory(bucket, entry, path)
 
     def promised(self, bucket: Bucket, number: int, spec: Input | Output, path: str) -> None:
         found = self.program.layouts[bucket.tensors[number].layout]
@@ -233,20 +225,25 @@ class _Rules:
             f"{found.dtype}{list(found.shape)}",
         )  # fmt: skip
 
-    def caller_memory(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
-        """No tensor reaches beyond the mutated input it lies in."""
+    def input_memory(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
+        """No tensor reaches beyond the input it lies in, and the copies of inputs lie in the arena."""
         room = {}
-        for position, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
-            if spec.kind == "mutated":
-                self.require(
-                    bucket.tensors[number].index == position and not bucket.tensors[number].offset,
-                    path,
-                    "its own input",
-                )
-                room[position] = self.extent(bucket.tensors[number])
+        for position, number in enumerate(bucket.inputs):
+            item = bucket.tensors[number]
+            if item.space in _INPUT_SPACES:
+                self.require(item.index == position and not item.offset, path, "its own input", item)
+                room[position] = self.extent(item)
+            if item.space == Space.INPUT:
+                self.copy_place(bucket, position, room[position], f"{path}.input_offsets[{position}]")
         for item in bucket.tensors:
-            if item.space == Space.CALLER:
-                self.require(self.extent(item) <= room[item.index], path, "a tensor within the mutated input")
+            if item.space in _INPUT_SPACES:
+                self.require(self.extent(item) <= room[item.index], path, "a tensor within its input")
+
+    def copy_place(self, bucket: Bucket, position: int, extent: int, path: str) -> None:
+        self.require(len(bucket.input_offsets) == len(bucket.inputs), path, "an offset for each input")
+        offset = bucket.input_offsets[position]
+        fits = offset >= 0 and not offset % self.program.alignment and offset + extent <= self.program.arena
+        self.require(fits, path, "a place within the arena", offset)
 
     def extent(self, item) -> int:
         found = self.program.layouts[item.layout]
@@ -260,7 +257,7 @@ class _Rules:
             self.require(-1 <= number < len(bucket.tensors), path, "tensors of the bucket", number)
             if number >= 0:
                 space = bucket.tensors[number].space
-                self.require(space != Space.CONSTANT, path, "results outside the constants", number)
+                self.require(space not in READ_ONLY, path, "results outside constants and user inputs", number)
         for value in (*instruction.args, *(value for _, value in instruction.kwargs)):
             self.argument(value, bucket, path)
 

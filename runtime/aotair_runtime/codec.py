@@ -17,6 +17,7 @@ from .schema import (
     EXPR_OPERATORS,
     FORMAT,
     MAGIC,
+    READS,
     DeviceArg,
     DTypeArg,
     LayoutArg,
@@ -49,11 +50,11 @@ def parse(data: bytes, where: str) -> Program:
             "not a program of aotair", where=where, expected=f"an array that begins with {MAGIC!r}"
         )
     _, version, digest, body = envelope
-    if version != FORMAT:
+    if version not in READS:
         raise FormatVersionError(
             "written in a format that this runtime does not read",
             where=where,
-            expected=f"format {FORMAT}",
+            expected="format " + " or ".join(map(str, READS)),
             got=f"format {version!r}",
             fix="install a newer aotair-runtime, or build the artifact again",
         )

@@ -1,30 +1,23 @@
 """One call of a model: arguments to bucket, copy in, replay, hand out."""
 
 import contextlib
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .buckets import choose, describe, evaluate, read_sizes, shape_text
 from .check import dtype
-from .devices import Graph
-from .errors import ArgumentError, ClosedError, DeviceError, DTypeError, ShapeError
-from .executor import Bound
+from .errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from .graphs import Captured, Graphs, Parts
 from .pool import Pool
-from .schema import EntryPoint, Program
+from .schema import Bucket, EntryPoint, Placement, Space
 from .structure import leaf_names, packer
 
 _PLANS = 1024  # shapes whose plans an entry point keeps
-
-
-@dataclass(slots=True)
-class Captured:
-    """A bucket ready to replay: what was captured, and the tensors it was bound to."""
-
-    bound: Bound
-    graph: Graph
+_address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 
 
 @dataclass(slots=True)
@@ -41,37 +34,47 @@ class CallPlan:
     """What a call with one set of shapes does, worked out at the first such call."""
 
     number: int
+    pool: Pool
     captured: Captured
     copied: tuple[int, ...]  # the inputs that are copied in, by position
     targets: list[torch.Tensor]  # where to
     fills: list[tuple[torch.Tensor, object]]  # pad regions and what they are filled with
-    outputs: list[torch.Tensor]  # the real part of each output
+    outputs: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
+    in_caller: bool  # whether any does
     sent: int  # elements of the copied inputs, and of the buffers they are copied into
     run: int
+
+
+@dataclass(slots=True)
+class LastCall:
+    """A call's mutated inputs (identities and addresses), the shapes of its other inputs, and its plan: the same
+    again needs no further look. Good while the tensors live, so that an identity means one object."""
+
+    identities: tuple[int, ...]
+    addresses: list[int]
+    shapes: list[torch.Size]
+    plan: CallPlan
+    watched: list[weakref.ref]
 
 
 class Entry:
     """One entry point of a loaded model; call it with tensors by position, by name, or as one packed argument."""
 
-    def __init__(
-        self,
-        program: Program,
-        spec: EntryPoint,
-        pool: Pool,
-        capture: Callable[[int, Mapping[int, torch.Tensor]], Captured],
-        *,
-        clone_outputs: bool,
-    ):
+    def __init__(self, spec: EntryPoint, parts: Parts, pools: Sequence[Pool]):
         self.spec = spec
-        self._layouts = program.layouts
+        self._device, self._settings, self._layouts = parts.device, parts.settings, parts.program.layouts
+        self._lock = pools[0].lock
         self.counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
-        self._pool, self._capture, self._clone = pool, capture, clone_outputs
         self._names = tuple(item.name for item in spec.inputs)
         self._dtypes = tuple(dtype(item.dtype) for item in spec.inputs)
         self._mutated = tuple(i for i, item in enumerate(spec.inputs) if item.kind == "mutated")
+        self._users = tuple(i for i, item in enumerate(spec.inputs) if item.kind != "mutated")
+        self._user_dtypes = tuple(self._dtypes[i] for i in self._users)
+        self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
         self._pack = packer(spec.structure)
         self._plans: OrderedDict[tuple, CallPlan] = OrderedDict()
-        self._captured: dict[tuple, Captured] = {}
+        self._last: LastCall | None = None
+        self.graphs = Graphs(spec, parts, pools, self._forget_plans)
 
     def __call__(self, *args, **kwargs):
         plain = len(args) == len(self._names) and not kwargs and isinstance(args[0], torch.Tensor)
@@ -82,14 +85,21 @@ class Entry:
 
         Raises a subclass of CallError, having changed nothing, where the inputs do not fit.
         """
-        device = self._pool.device.torch_device
-        for tensor, dtype_ in zip(tensors, self._dtypes):
+        mutated = self._mutated
+        users = [tensors[i] for i in self._users] if mutated else tensors
+        device = self._device.torch_device
+        for tensor, dtype_ in zip(users, self._user_dtypes):
             if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
                 self._refuse(tensors)
-        key = self._key(tensors)
-        with self._pool.lock:
-            plan = self._plans.get(key) or self._plan(key, tensors)
-            return self._replay(plan, tensors)
+        with self._lock:
+            last = self._last
+            if (
+                last is None
+                or [tensor.shape for tensor in users] != last.shapes
+                or (mutated and not self._in_the_same_place(last, tensors))
+            ):
+                last = self._find_plan(tensors, users)
+            return self._replay(last.plan, tensors)
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
@@ -98,45 +108,39 @@ class Entry:
     def capture(self, number: int) -> None:
         """Capture a bucket ahead of its first call; one with mutated inputs has to wait for their addresses."""
         if not self._mutated:
-            with self._pool.lock:
-                self._get_captured(number, {})
+            with self._lock:
+                self.graphs.get(number, {})
 
     def close(self) -> None:
         """Forget everything captured; later calls raise ClosedError."""
-        with self._pool.lock:
-            self._plans.clear()
-            for captured in self._captured.values():
-                captured.graph.reset()
-            self._captured.clear()
-            self._capture = _closed
+        with self._lock:
+            self._forget_plans()
+            self.graphs.close()
 
     @contextlib.contextmanager
     def without_replay(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """Calls like the one with `tensors` do everything but the replay: what is left to time is the host's work."""
-        self.flat(tensors)
-        with self._pool.lock:
-            plan = self._plans[self._key(tensors)]
-            graph, plan.captured.graph = plan.captured.graph, _NOTHING
+        with self._lock:
+            self.flat(tensors)
+            captured = self._last.plan.captured
+            graph, captured.graph = captured.graph, _NOTHING
         try:
             yield
         finally:
-            plan.captured.graph = graph
-
-    def _get_captured(self, number: int, caller: Mapping[int, torch.Tensor]) -> Captured:
-        key = (number, *(tensor.data_ptr() for tensor in caller.values()))
-        if key not in self._captured:
-            self._captured[key] = self._capture(number, caller)
-        return self._captured[key]
-
-    def _key(self, tensors: Sequence[torch.Tensor]) -> tuple:
-        """What a call's plan depends on: the shapes, and the addresses of mutated inputs."""
-        shapes = tuple([tensor.shape for tensor in tensors])
-        return shapes + tuple([tensors[i].data_ptr() for i in self._mutated]) if self._mutated else shapes
+            captured.graph = graph
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 
+    def _in_the_same_place(self, last: LastCall, tensors: Sequence[torch.Tensor]) -> bool:
+        mutated = [tensors[i] for i in self._mutated]
+        return (
+            tuple(map(id, mutated)) == last.identities
+            and list(map(_address, mutated)) == last.addresses
+            and all(map(_is_contiguous, mutated))
+        )
+
     def _replay(self, plan: CallPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        pool, counters, number = self._pool, self.counters, plan.number
+        pool, counters, number = plan.pool, self.counters, plan.number
         pool.overwrite()
         guard = torch._C._InferenceMode(True)
         try:
@@ -150,9 +154,10 @@ class Entry:
         counters.calls[number] += 1
         counters.sent[number] += plan.sent
         counters.run[number] += plan.run
-        if self._clone:
-            return [output.clone() for output in plan.outputs]
-        outputs = [output.detach() for output in plan.outputs]
+        outputs = self._with_callers(plan, tensors) if plan.in_caller else plan.outputs
+        if self._settings.enable_output_clone:
+            return [output.clone() for output in outputs]
+        outputs = [output.detach() for output in outputs]
         pool.hand_out(outputs)
         return outputs
 
@@ -180,7 +185,7 @@ class Entry:
 
     def _refuse(self, tensors: Sequence) -> None:
         """Raises what is wrong with the inputs' types, dtypes and devices, where anything is."""
-        device = self._pool.device.torch_device
+        device = self._device.torch_device
         for spec, kind, tensor in zip(self.spec.inputs, self._dtypes, tensors, strict=True):
             if not isinstance(tensor, torch.Tensor):
                 raise self._argument_error(f"a {type(tensor).__name__} for {spec.name!r}", "pass torch tensors")
@@ -199,32 +204,101 @@ class Entry:
         text = ", ".join(f"{item.name}: {item.dtype}{shape_text(self.spec, item.shape)}" for item in self.spec.inputs)
         return ArgumentError("the arguments do not fit", where=self.spec.name, expected=text, got=got, fix=fix)
 
-    # ---- the first call with some shapes ------------------------------------------------------------------------
+    # ---- the first call with some shapes, or at some addresses --------------------------------------------------
 
-    def _plan(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CallPlan:
+    def _find_plan(self, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor]) -> LastCall:
+        """The plan for these inputs, remembered as that of the last call."""
+        if self._mutated:
+            self._refuse(tensors)
+        shapes = [tensor.shape for tensor in tensors]
+        mutated = [tensors[i] for i in self._mutated]
+        addresses = list(map(_address, mutated))
+        static = self._settings.clone_input is False and self._is_static(shapes, users)
+        contiguous = all(map(_is_contiguous, mutated))
+        key = (static, contiguous, *addresses, *shapes)
+        plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else ())
+        self.graphs.used(plan.number, plan.captured)
+        last = LastCall(
+            tuple(map(id, mutated)),
+            addresses,
+            [tensor.shape for tensor in users],
+            plan,
+            [self._watch(t) for t in mutated],
+        )
+        # Where inputs may be used in place, each call's addresses have to be looked at.
+        self._last = last if self._settings.clone_input else None
+        return last
+
+    def _watch(self, tensor: torch.Tensor) -> weakref.ref:
+        """Forget the last call when the tensor dies: its identity may then come again."""
+        entry = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            if (alive := entry()) is not None:
+                alive._last = None
+
+        return weakref.ref(tensor, gone)
+
+    def _is_static(self, shapes: Sequence[torch.Size], users: Sequence[torch.Tensor]) -> bool:
+        """Whether the user inputs lie where those of the first call with these shapes lay (or this is the first)."""
+        if not all(map(_is_contiguous, users)):
+            return False
+        addresses = tuple(map(_address, users))
+        return self._static.setdefault(tuple(shapes), addresses) == addresses
+
+    def _plan(self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int]) -> CallPlan:
         sizes = read_sizes(self.spec, [tensor.shape for tensor in tensors])
         number = choose(self.spec, sizes)
-        self._check_mutated(tensors, number)
-        captured = self._get_captured(number, {i: tensors[i] for i in self._mutated})
-        bound = captured.bound
-        copied = tuple(i for i in range(len(tensors)) if i not in self._mutated)
+        bucket = self.spec.buckets[number]
+        self._check_mutated(tensors, bucket)
+        in_place = {i: tensors[i] for i in (*self._mutated, *self._usable_in_place(bucket, sizes, static))}
+        captured = self.graphs.get(number, in_place)
+        copied = tuple(i for i in range(len(tensors)) if i not in in_place)
+        buffers = {i: captured.buffers[i] for i in copied}
         plan = CallPlan(
             number,
+            self.graphs.pools[number],
             captured,
             copied,
-            [_part(bound.inputs[i], tensors[i].shape) for i in copied],
-            [fill for i in copied for fill in self._fills(i, bound.inputs[i], tensors[i].shape)],
+            [_part(buffers[i], tensors[i].shape) for i in copied],
+            [fill for i in copied for fill in self._fills(i, buffers[i], tensors[i].shape)],
             [
-                _part(output, [evaluate(expr, sizes) for expr in spec.shape])
-                for output, spec in zip(bound.outputs, self.spec.outputs)
+                None if output is None else _part(output, [evaluate(expr, sizes) for expr in spec.shape])
+                for output, spec in zip(captured.outputs, self.spec.outputs)
             ],
+            None in captured.outputs,
             sum(tensors[i].numel() for i in copied),
-            sum(bound.inputs[i].numel() for i in copied),
+            sum(buffers[i].numel() for i in copied),
         )
         self._plans[key] = plan
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
         return plan
+
+    def _usable_in_place(self, bucket: Bucket, sizes: Sequence[int], static: Sequence[int]) -> Sequence[int]:
+        """Of the user inputs that may be used where they lie, those that the program addresses as such: none where
+        the call is padded, or the artifact is of a format in which inputs are always copied."""
+        if tuple(sizes) != bucket.sizes:
+            return ()
+        return [i for i in static if bucket.tensors[bucket.inputs[i]].space == Space.INPUT]
+
+    def _with_callers(self, plan: CallPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs, those in the caller's memory as views of this call's inputs."""
+        bucket = self.spec.buckets[plan.number]
+        places = [bucket.tensors[number] for number in bucket.outputs]
+        return [
+            self._view(tensors[place.index], place) if output is None else output
+            for output, place in zip(plan.outputs, places)
+        ]
+
+    def _view(self, tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+        found = self._layouts[place.layout]
+        start = tensor.storage_offset() + place.offset // tensor.element_size()
+        return tensor.as_strided(found.shape, found.strides, start)
+
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._last = None
 
     def _fills(self, position: int, buffer: torch.Tensor, shape: Sequence[int]) -> list[tuple[torch.Tensor, object]]:
         """The pad regions of an input's buffer, one for each padded axis, and what to fill them with."""
@@ -238,12 +312,11 @@ class Entry:
         axes = [axis for axis, size in enumerate(shape) if size < buffer.shape[axis]]
         return [(buffer.narrow(axis, shape[axis], buffer.shape[axis] - shape[axis]), value) for axis in axes]
 
-    def _check_mutated(self, tensors: Sequence[torch.Tensor], number: int) -> None:
+    def _check_mutated(self, tensors: Sequence[torch.Tensor], bucket: Bucket) -> None:
         """Raises ShapeError where a mutated input does not lie as the program will address it."""
         for i in self._mutated:
-            bucket = self.spec.buckets[number]
             want = self._layouts[bucket.tensors[bucket.inputs[i]].layout]
-            if tensors[i].shape != want.shape or tensors[i].stride() != want.strides:
+            if tensors[i].shape != want.shape or not tensors[i].is_contiguous():
                 raise ShapeError(
                     f"the mutated input {self._names[i]!r} is used in place and must lie as the program expects",
                     where=f"{self.spec.name}, bucket {describe(self.spec, bucket.sizes)}",
@@ -269,7 +342,3 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
-
-
-def _closed(*_: object) -> Captured:
-    raise ClosedError("the model was closed", fix="load it again")

@@ -77,3 +77,7 @@ class CaptureError(AotairError, RuntimeError):
 
 class OutputHeldWarning(UserWarning):
     """An output of an earlier call is still held and has just been overwritten by a replay."""
+
+
+class BudgetError(CaptureError):
+    """The captures asked for would take more graphs, streams or events than there are."""

@@ -1,12 +1,13 @@
 """A bucket's instructions, bound to fixed addresses: what a device captures and replays."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from .check import dtype, layout, memory_format
+from .check import READ_ONLY, dtype, layout, memory_format
+from .devices import Space as DeviceSpace
 from .errors import CaptureError, MalformedError
 from .schema import (
     Bucket,
@@ -25,13 +26,13 @@ from .schema import (
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that programs address: the arena (uint8), constants and states in the program's order, and the
-    caller's mutated inputs by their position among the inputs."""
+    """The memory that programs address: the space with the arena, constants and states in the program's order, and
+    the caller's tensors that are used in place, by their position among the inputs."""
 
-    arena: torch.Tensor
+    space: DeviceSpace
     constants: Sequence[torch.Tensor]
     states: Sequence[torch.Tensor]
-    caller: Mapping[int, torch.Tensor]
+    in_place: Mapping[int, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,36 @@ def bind(
     `ops` are the program's ops, resolved; `where` names the bucket in errors. Raises MalformedError where an
     instruction does not fit its op.
     """
-    tensors = _Tensors(program, bucket, memory)
-    instructions = [program.instructions[number] for number in bucket.code]
+    tensors = Tensors(program, bucket, memory)
+    calls: list[Callable[[], object]] = []
+    nodes: list[str] = []
+    stream = 0
+    for item in (program.instructions[number] for number in bucket.code):
+        if item.stream != stream:
+            stream = item.stream
+            calls.append(functools.partial(memory.space.switch, stream))
+            nodes.append(item.node)
+        calls.append(_event(item, memory.space) or call(item, ops[item.op], tensors, device))
+        nodes.append(item.node)
+    if stream:
+        calls.append(functools.partial(memory.space.switch, 0))
+        nodes.append("the end")
     return Bound(
         where,
         tuple(tensors[i] for i in bucket.inputs),
         tuple(tensors[i] for i in bucket.outputs),
-        tuple(_call(instruction, ops[instruction.op], tensors, device) for instruction in instructions),
-        tuple(instruction.node for instruction in instructions),
+        tuple(calls),
+        tuple(nodes),
     )
 
 
-class _Tensors:
+def _event(item: Instruction, space: DeviceSpace) -> Callable[[], object] | None:
+    if item.form == Form.RECORD:
+        return functools.partial(space.record, item.args[0])
+    return functools.partial(space.wait, item.args[0]) if item.form == Form.WAIT else None
+
+
+class Tensors:
     """The tensors of one bucket by number, each made at its first use."""
 
     def __init__(self, program: Program, bucket: Bucket, memory: Memory):
@@ -102,29 +121,35 @@ class _Tensors:
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
         kind = dtype(found.dtype)
-        base = self._base(item, kind)
-        offset = base.storage_offset() + item.offset // kind.itemsize
-        return base.as_strided(found.shape, found.strides, offset)
+        base, start = self._base(item, kind)
+        return base.as_strided(found.shape, found.strides, base.storage_offset() + start // kind.itemsize)
 
-    def _base(self, item: Placement, kind: torch.dtype) -> torch.Tensor:
-        memory = self._memory
+    def _base(self, item: Placement, kind: torch.dtype) -> tuple[torch.Tensor, int]:
+        """A tensor of the dtype `kind` over the memory of `item`, and the bytes from its beginning to the item's."""
+        memory, start = self._memory, item.offset
         if item.space == Space.ARENA:
-            if kind not in self._views:
-                self._views[kind] = memory.arena.view(kind)
-            return self._views[kind]
-        if item.space == Space.CALLER:
-            base = memory.caller[item.index]
+            return self._arena(kind), start
+        if item.space in (Space.INPUT, Space.CALLER):
+            if item.index not in memory.in_place:
+                return self._arena(kind), self._bucket.input_offsets[item.index] + start
+            base = memory.in_place[item.index]
         else:
             base = (memory.constants if item.space == Space.CONSTANT else memory.states)[item.index]
-        return base if base.dtype == kind else base.view(kind)
+        return (base if base.dtype == kind else base.view(kind)), start
+
+    def _arena(self, kind: torch.dtype) -> torch.Tensor:
+        if kind not in self._views:
+            self._views[kind] = self._memory.space.arena.view(kind)
+        return self._views[kind]
 
 
-def _call(
-    instruction: Instruction, op: torch._ops.OpOverload, tensors: _Tensors, device: torch.device
+def call(
+    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, device: torch.device
 ) -> Callable[[], object]:
+    """The instruction as a call without arguments. Raises MalformedError where it does not fit its op."""
     args = [_value(arg, tensors, device) for arg in instruction.args]
     kwargs = {name: _value(arg, tensors, device) for name, arg in instruction.kwargs}
-    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = written_names(op)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
         return _copying(functools.partial(op, *args, **kwargs), targets)
@@ -133,8 +158,13 @@ def _call(
             raise MalformedError(f"{op} does not take {len(instruction.outs)} out arguments", where=instruction.node)
         kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
     else:
-        _refuse_constants(instruction, op, tensors, written)
+        _refuse_read_only(instruction, op, tensors, written)
     return functools.partial(op, *args, **kwargs)
+
+
+def written_names(op: torch._ops.OpOverload) -> list[str]:
+    """The arguments that the op writes into."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:
@@ -152,7 +182,7 @@ def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None])
     return run
 
 
-def _value(arg: object, tensors: _Tensors, device: torch.device) -> object:
+def _value(arg: object, tensors: Tensors, device: torch.device) -> object:
     if isinstance(arg, TensorArg):
         return tensors[arg.index]
     if isinstance(arg, tuple):
@@ -166,12 +196,22 @@ def _value(arg: object, tensors: _Tensors, device: torch.device) -> object:
 _NAMED = {DTypeArg: dtype, MemoryFormatArg: memory_format, LayoutArg: layout}
 
 
-def _refuse_constants(
-    instruction: Instruction, op: torch._ops.OpOverload, tensors: _Tensors, written: list[str]
+def _refuse_read_only(
+    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, written: list[str]
 ) -> None:
+    for arg in written_arguments(instruction, op, written):
+        if tensors.space(arg.index) in READ_ONLY:
+            what = "a constant" if tensors.space(arg.index) == Space.CONSTANT else "a user input"
+            raise MalformedError(f"{op} would write into {what}", where=instruction.node)
+
+
+def written_arguments(
+    instruction: Instruction, op: torch._ops.OpOverload, written: Sequence[str]
+) -> Iterator[TensorArg]:
+    """The tensors among the arguments of those names."""
     given = dict(zip((a.name for a in op._schema.arguments), instruction.args)) | dict(instruction.kwargs)
     for name in written:
         values = given.get(name)
         for arg in values if isinstance(values, tuple) else (values,):
-            if isinstance(arg, TensorArg) and tensors.space(arg.index) == Space.CONSTANT:
-                raise MalformedError(f"{op} would write into a constant", where=instruction.node)
+            if isinstance(arg, TensorArg):
+                yield arg

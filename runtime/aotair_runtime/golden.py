@@ -53,7 +53,8 @@ def replay_golden(model: "Model") -> Iterator[Comparison]:
     golden = read_golden(model.artifact)
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
-            given = [_take(golden, key(entry.name, number, "in", spec.name)).clone() for spec in entry.inputs]
+            given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
+            given = [tensor.to(model.device, copy=True) for tensor in given]
             model.reset_state()
             outputs = model.entry_points[entry.name].flat(given)
             pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
@@ -63,7 +64,7 @@ def replay_golden(model: "Model") -> Iterator[Comparison]:
                 if spec.kind == "mutated"
             ]
             pairs += [(t, _take(golden, key(entry.name, number, "state", name))) for name, t in model.state.items()]
-            results = [compare(got, want, tolerance.atol, tolerance.rtol) for got, want in pairs]
+            results = [compare(got.cpu(), want, tolerance.atol, tolerance.rtol) for got, want in pairs]
             yield Comparison(
                 entry.name,
                 describe(entry, bucket.sizes),

@@ -1,78 +1,110 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from .artifact import Artifact, open_artifact
+from .artifact import Artifact, read_program, with_weights
 from .buckets import describe
-from .check import check_requirements
-from .devices import open_device
-from .entry import Captured, Entry
-from .errors import ArgumentError
-from .executor import Memory, bind
+from .budget import check_budget, cost
+from .devices import Device, Limits, open_device
+from .entry import Entry
+from .errors import ArgumentError, DeviceError
+from .graphs import Parts
 from .ops import NAMESPACES, resolve
 from .pool import Pool
-from .report import MemoryReport, Stats, memory_report, stats
+from .report import MemoryReport, Placed, Stats, memory_report, stats
+from .requirements import check_requirements
 from .schema import EntryPoint, Program
+from .settings import KEPT_GRAPHS, Settings, settle
 
 
 def load(
     path: str | Path,
     *,
     device: str | None = None,
+    pool: Pool | None = None,
+    clone_input: bool | None = None,
     enable_output_clone: bool | None = None,
+    disable_mempool_reuse_in_same_fx: bool | None = None,
     capture: str | Sequence[str] = "all",
+    kept_graphs: int = KEPT_GRAPHS,
+    limits: Limits | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> "Model":
-    """Open the artifact at `path`, check it, bind its weights and capture its buckets.
+    """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
+    the recipe's choice.
 
-    `device`: "cpu"; by default the one the artifact was built for.
-    `enable_output_clone`: hand out fresh tensors instead of views that the next replay overwrites; by default the
-    recipe's choice.
+    `device`: "cpu", "npu", "cuda", with an index like "npu:1"; by default the kind the artifact was built for, or the
+    pool's.
+    `pool`: memory to share with other models (`graph_pool`; TorchAir's `use_custom_pool`, mode 1). Each replay of any
+    of them overwrites the outputs of the one before. `disable_mempool_reuse_in_same_fx` has no effect then.
+    `disable_mempool_reuse_in_same_fx`: give each bucket memory of its own instead of one arena for all (mode 2 off).
+    `clone_input`: copy inputs into the runtime's memory at each call (mode 3). If False, the first call's inputs are
+    used where they lie, and calls with others are copied; a call at the first one's addresses copies nothing.
+    `enable_output_clone`: hand out fresh tensors instead of views that the next replay overwrites.
     `capture`: "all" buckets now, "lazy" (each at its first call), or a list of buckets as `Model.buckets` names them.
+    Buckets with mutated inputs wait for their first call, which brings the addresses.
+    `kept_graphs`: for how many sets of addresses of such inputs a bucket keeps its graph.
+    `limits`: refuse to capture beyond these numbers of graphs, streams and events in this process.
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
 
-    Raises a subclass of ArtifactError where the artifact cannot be used here.
+    Raises a subclass of ArtifactError where the artifact cannot be used here, BudgetError or CaptureError where a
+    bucket cannot be captured; nothing is left behind then.
     """
-    return Model(
-        open_artifact(path),
-        device=device,
+    path = Path(path)
+    program = read_program(path)
+    opened = _open_device(device, pool, program)
+    check_requirements(program, opened, str(path))
+    settings = settle(
+        program.options,
+        clone_input=clone_input,
         enable_output_clone=enable_output_clone,
+        disable_mempool_reuse_in_same_fx=disable_mempool_reuse_in_same_fx,
         capture=capture,
+        kept_graphs=kept_graphs,
+        limits=limits,
         allow_namespaces=allow_namespaces,
     )
+    return Model(with_weights(path, program), opened, settings, pool)
 
 
 class Model:
     """A loaded artifact. Call it (the only entry point, or `forward`), or an entry point by its name."""
 
-    def __init__(
-        self,
-        artifact: Artifact,
-        *,
-        device: str | None = None,
-        enable_output_clone: bool | None = None,
-        capture: str | Sequence[str] = "all",
-        allow_namespaces: Sequence[str] = (),
-    ):
+    def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
         program, where = artifact.program, str(artifact.path)
         self.artifact = artifact
-        self._device = open_device(device or program.requirements.device)
-        check_requirements(program, self._device.kind, where)
-        namespaces = (*NAMESPACES, *allow_namespaces)
-        self._ops = tuple(resolve(op, namespaces, where) for op in program.ops)
-        self._constants = tuple(self._device.place(constant) for constant in artifact.constants)
-        self._states = tuple(self._constants[state.constant].clone() for state in program.state)
-        self._pool = Pool(self._device, program.arena)
-        if enable_output_clone is None:
-            enable_output_clone = program.options.enable_output_clone
-        self.entry_points: dict[str, Entry] = {
-            spec.name: Entry(program, spec, self._pool, self._capturer(spec), clone_outputs=enable_output_clone)
-            for spec in program.entry_points
-        }
-        self._capture_now(capture)
+        self._device = device
+        namespaces = (*NAMESPACES, *settings.allow_namespaces)
+        ops = tuple(resolve(op, namespaces, where) for op in program.ops)
+        wanted = [(e, n) for e in program.entry_points for n in _wanted(e, settings.capture)]
+        _check_names(program, settings.capture)
+        own_pools = 0 if pool else sum(len(e.buckets) for e in program.entry_points) if settings.apart else 1
+        pool_costs = [device.space_cost] * own_pools
+        check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
+        start = device.bytes()
+        constants = tuple(device.place(constant) for constant in artifact.constants)
+        weighed = device.bytes()
+        states = tuple(constants[state.constant].clone() for state in program.state)
+        self._parts = Parts(program, device, ops, constants, states, settings, program.name)
+        self._placed = Placed(weighed - start, device.bytes() - weighed)
+        self._pools: list[Pool] = []
+        self._own_pools = pool is None
+        self.entry_points: dict[str, Entry] = {}
+        # What is left to do when nobody closes the model.
+        self._end = weakref.finalize(self, _release, self.entry_points, self._pools, self._own_pools, device)
+        self._end.atexit = False
+        try:
+            for spec in program.entry_points:
+                self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
+            for spec, number in wanted:
+                self.entry_points[spec.name].capture(number)
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, *args, **kwargs):
         return self._main(*args, **kwargs)
@@ -97,6 +129,11 @@ class Model:
         return self.artifact.program
 
     @property
+    def device(self) -> torch.device:
+        """Where inputs have to lie, and outputs do."""
+        return self._device.torch_device
+
+    @property
     def buckets(self) -> dict[str, tuple[str, ...]]:
         """The buckets of each entry point: `{"forward": ("batch=1, seq=16", …)}`."""
         return {e.name: tuple(describe(e, b.sizes) for b in e.buckets) for e in self.program.entry_points}
@@ -104,59 +141,47 @@ class Model:
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The buffers that the model mutates, by name: the memory itself, not a copy."""
-        return {state.name: tensor for state, tensor in zip(self.program.state, self._states)}
+        return {state.name: tensor for state, tensor in zip(self.program.state, self._parts.states)}
 
     def reset_state(self) -> None:
         """Give every state the value it had at build time."""
-        with self._pool.lock:
-            for state, tensor in zip(self.program.state, self._states):
-                tensor.copy_(self._constants[state.constant])
+        pool = self._pools[0]
+        with pool.lock:
+            pool.enter()
+            for state, tensor in zip(self.program.state, self._parts.states):
+                tensor.copy_(self._parts.constants[state.constant])
 
     def memory(self) -> MemoryReport:
-        """Planned and allocated bytes, by what they are for."""
-        return memory_report(self.program, self._constants, self._states, self._pool.arena)
+        """Planned, allocated and reserved bytes, by what they are for, by pool and by bucket."""
+        return memory_report(self._parts, self._placed, self._pools, self.entry_points.values())
 
     def stats(self) -> Stats:
-        """What has been called so far, by bucket."""
+        """What has been called and captured so far, by bucket."""
         return stats(self.entry_points.values())
 
     def close(self) -> None:
-        """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive."""
-        for entry in self.entry_points.values():
-            entry.close()
-        self._constants = self._states = ()
-        self._pool.close()
+        """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
+        that was handed in lives on."""
+        self._end()
+        self.artifact = Artifact(self.artifact.path, self.program, ())
+        self._parts = Parts(self.program, self._device, (), (), (), self._parts.settings, self._parts.where)
 
-    # ---- capture ------------------------------------------------------------------------------------------------
+    # ---- memory -------------------------------------------------------------------------------------------------
 
-    def _capturer(self, spec: EntryPoint):
-        """A function that captures bucket number `n` of this entry point, given its mutated inputs."""
-        program, device, ops = self.program, self._device, self._ops
-        pool, constants, states = self._pool, self._constants, self._states
-
-        def capture(number: int, caller: Mapping[int, torch.Tensor]) -> Captured:
-            bucket = spec.buckets[number]
-            memory = Memory(pool.arena, constants, states, caller)
-            where = f"{program.name}.{spec.name}, bucket {describe(spec, bucket.sizes)}"
-            bound = bind(program, bucket, memory, ops, device.torch_device, where)
-            return Captured(bound, device.capture(bound.run))
-
-        return capture
-
-    def _capture_now(self, wanted: str | Sequence[str]) -> None:
-        known = self.buckets
-        if isinstance(wanted, str) and wanted not in ("all", "lazy"):
-            wanted = [wanted]
-        names = {name for group in known.values() for name in group}
-        if not isinstance(wanted, str) and not set(wanted) <= names:
-            raise ArgumentError(
-                "unknown buckets in capture=", expected="'all', 'lazy' or some of " + "; ".join(sorted(names)),
-                got="; ".join(sorted(set(wanted) - names)),
-            )  # fmt: skip
-        for entry in self.entry_points.values():
-            for number in entry.spec.capture_order:
-                if wanted == "all" or (wanted != "lazy" and known[entry.spec.name][number] in wanted):
-                    entry.capture(number)
+    def _pools_for(self, spec: EntryPoint, shared: Pool | None) -> list[Pool]:
+        """The pool of each bucket of an entry point."""
+        if shared is not None or not self._parts.settings.apart:
+            if not self._pools:
+                self._pools.append(shared or Pool(self._device, self.program.arena))
+                self._pools[0].reserve(self.program.arena)
+            return [self._pools[0]] * len(spec.buckets)
+        lock = self._pools[0].lock if self._pools else None
+        mine = []
+        for bucket in spec.buckets:
+            mine.append(Pool(self._device, _arena_of(self.program, bucket), lock))
+            lock = mine[0].lock
+            self._pools.append(mine[-1])
+        return mine
 
     @property
     def _main(self) -> Entry:
@@ -166,3 +191,44 @@ class Model:
         if "forward" in entries:
             return entries["forward"]
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))
+
+
+def _open_device(name: str | None, pool: Pool | None, program: Program) -> Device:
+    if pool is None:
+        return open_device(name or program.requirements.device)
+    if name is not None and open_device(name) is not pool.device:
+        raise DeviceError(
+            "the pool is on another device", expected=str(pool.device.torch_device), got=name, fix="leave out device="
+        )
+    return pool.device
+
+
+def _wanted(entry: EntryPoint, capture: str | Sequence[str]) -> list[int]:
+    """The buckets to capture now, largest first; none where mutated inputs have yet to bring their addresses."""
+    if capture == "lazy" or any(spec.kind == "mutated" for spec in entry.inputs):
+        return []
+    return [n for n in entry.capture_order if capture == "all" or describe(entry, entry.buckets[n].sizes) in capture]
+
+
+def _check_names(program: Program, capture: str | Sequence[str]) -> None:
+    names = {describe(entry, bucket.sizes) for entry in program.entry_points for bucket in entry.buckets}
+    if not isinstance(capture, str) and not set(capture) <= names:
+        raise ArgumentError(
+            "unknown buckets in capture=", expected="'all', 'lazy' or some of " + "; ".join(sorted(names)),
+            got="; ".join(sorted(set(capture) - names)),
+        )  # fmt: skip
+
+
+def _arena_of(program: Program, bucket) -> int:
+    """The bytes that a bucket's own plan needs, up to the alignment."""
+    return -(-bucket.height // program.alignment) * program.alignment
+
+
+def _release(entries: dict[str, Entry], pools: list[Pool], own: bool, device: Device) -> None:
+    for entry in entries.values():
+        entry.close()
+    if own:
+        for pool in pools:
+            pool.close()
+    else:
+        device.trim()

@@ -3,50 +3,83 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-
 from .buckets import describe
-from .schema import Program
+from .devices import Bytes
+from .entry import Entry
+from .graphs import Parts
+from .pool import Pool
 from .text import table
 
 
 @dataclass(frozen=True)
+class Placed:
+    """What the device took for weights and state, as its allocator rounds (nothing on the CPU: see `Category`)."""
+
+    weights: Bytes
+    state: Bytes
+
+
+@dataclass(frozen=True)
+class Category:
+    """Bytes of one kind of memory: as planned by the build, as allocated, and as reserved by the allocator for it. On
+    the CPU weights are mapped from the file, and host memory is allocated as planned."""
+
+    name: str
+    planned: int
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """Bytes of one pool: its arena, and with it what kernels allocate by themselves, allocated and reserved."""
+
+    arena: int
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True)
 class BucketMemory:
-    """Bytes of one bucket's plan: its height, and the least that any plan of it could take."""
+    """Bytes of one bucket's plan: its height, the least that any plan of it could take, and by how much the device's
+    reserved memory grew when it was captured."""
 
     entry: str
     bucket: str
     planned: int
     lower_bound: int
+    grown: int
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes. `weights` are mapped from the file (CPU), `state` is owned, `arena` was promised by the build and
-    `arena_allocated` is what the runtime took for it."""
+    """Bytes, by category, by pool and by bucket. `arena` was promised by the build; `arena_allocated` is what the
+    runtime took for it: the same, or more where a pool serves a larger model too or each bucket has its own."""
 
     weights: int
     state: int
     arena: int
     arena_allocated: int
+    categories: tuple[Category, ...]
+    pools: tuple[PoolMemory, ...]
     buckets: tuple[BucketMemory, ...]
 
     def as_dict(self) -> dict:
         return asdict(self)
 
     def __str__(self) -> str:
-        total = self.weights + self.state + self.arena_allocated
-        rows = [["weights", self.weights], ["state", self.state], ["arena, promised", self.arena]]
-        rows += [["arena, allocated", self.arena_allocated], ["total", total]]
-        head = table(["memory", "bytes", "MiB"], [[n, f"{b:,}", f"{b / 2**20:.2f}"] for n, b in rows])
+        rows = [[c.name, c.planned, c.allocated, c.reserved] for c in self.categories]
+        rows.append(["total", *(sum(column) for column in list(zip(*rows))[1:])])
+        head = table(["memory", "planned", "allocated", "reserved"], [[n, *map(_bytes, rest)] for n, *rest in rows])
         body = table(
-            ["bucket", "planned bytes", "lower bound", "of the arena"],
+            ["bucket", "planned bytes", "lower bound", "of the arena", "grew by"],
             [
                 [
                     f"{b.entry}: {b.bucket}",
                     f"{b.planned:,}",
                     f"{b.lower_bound:,}",
                     f"{b.planned / max(1, self.arena):.1%}",
+                    f"{b.grown:,}",
                 ]
                 for b in self.buckets
             ],
@@ -56,44 +89,76 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class BucketStats:
-    """Calls that a bucket served; of the input elements it ran, the share that was padding."""
+    """Calls that a bucket served; of the input elements it ran, the share that was padding; its captures."""
 
     entry: str
     bucket: str
     calls: int
     padding: float
+    captures: int
+
+
+@dataclass(frozen=True)
+class Recapture:
+    """How often a bucket was captured again, and why."""
+
+    entry: str
+    bucket: str
+    reason: str
+    times: int
 
 
 @dataclass(frozen=True)
 class Stats:
     calls: int
+    captures: int
+    recaptures: tuple[Recapture, ...]
     buckets: tuple[BucketStats, ...]
 
     def as_dict(self) -> dict:
         return asdict(self)
 
 
-def memory_report(
-    program: Program, constants: Sequence[torch.Tensor], states: Sequence[torch.Tensor], arena: torch.Tensor
-) -> MemoryReport:
+def memory_report(parts: Parts, placed: Placed, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
+    program, device = parts.program, parts.device
+    weights, state = (sum(tensor.nbytes for tensor in group) for group in (parts.constants, parts.states))
+    taken = [pool.bytes() for pool in pools]
+    arenas = [pool.arena.nbytes for pool in pools]
+    pooled = tuple(PoolMemory(arena, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
+    if not device.concurrent:
+        placed = Placed(Bytes(weights, weights), Bytes(state, state))
+    beyond = [sum(getattr(b, name) for b in taken) - sum(arenas) for name in ("allocated", "reserved")]
+    categories = (
+        Category("weights", weights, placed.weights.allocated, placed.weights.reserved),
+        Category("state", state, placed.state.allocated, placed.state.reserved),
+        Category("arena", program.arena, sum(arenas), sum(arenas)),
+        Category("pool beyond the arena", 0, *beyond),
+    )
     buckets = tuple(
-        BucketMemory(entry.name, describe(entry, bucket.sizes), bucket.height, bucket.lower_bound)
-        for entry in program.entry_points
-        for bucket in entry.buckets
+        BucketMemory(e.spec.name, describe(e.spec, b.sizes), b.height, b.lower_bound, e.graphs.counters.grown[number])
+        for e in entries
+        for number, b in enumerate(e.spec.buckets)
     )
-    return MemoryReport(
-        sum(c.nbytes for c in constants), sum(s.nbytes for s in states), program.arena, arena.nbytes, buckets
-    )
+    return MemoryReport(weights, state, program.arena, sum(arenas), categories, pooled, buckets)
 
 
-def stats(entries: Iterable) -> Stats:
-    """The counters of loaded entry points (entry.Entry) as a report."""
-    buckets = []
+def stats(entries: Iterable[Entry]) -> Stats:
+    """The counters of loaded entry points as a report."""
+    buckets: list[BucketStats] = []
+    recaptures: list[Recapture] = []
     for entry in entries:
-        counters = entry.counters
-        for number, bucket in enumerate(entry.spec.buckets):
+        counters, captured = entry.counters, entry.graphs.counters
+        names = [describe(entry.spec, bucket.sizes) for bucket in entry.spec.buckets]
+        for number, name in enumerate(names):
             run = counters.run[number]
             padding = 1 - counters.sent[number] / run if run else 0.0
-            name = describe(entry.spec, bucket.sizes)
-            buckets.append(BucketStats(entry.spec.name, name, counters.calls[number], padding))
-    return Stats(sum(bucket.calls for bucket in buckets), tuple(buckets))
+            calls = counters.calls[number]
+            buckets.append(BucketStats(entry.spec.name, name, calls, padding, captured.captures[number]))
+        for (number, reason), times in sorted(captured.recaptures.items()):
+            recaptures.append(Recapture(entry.spec.name, names[number], reason, times))
+    calls, captures = sum(b.calls for b in buckets), sum(b.captures for b in buckets)
+    return Stats(calls, captures, tuple(recaptures), tuple(buckets))
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,}"

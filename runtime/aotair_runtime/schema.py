@@ -9,7 +9,8 @@ from enum import IntEnum
 from typing import Annotated
 
 MAGIC = "aotair"
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",
@@ -25,6 +26,7 @@ class Space(IntEnum):
     CONSTANT = 1  # parameters, buffers that never change, lifted constants: mapped from the weights file
     STATE = 2  # buffers that the model mutates: owned by the model, shared by all buckets
     CALLER = 3  # mutated inputs: memory of the caller, used in place
+    INPUT = 4  # user inputs: their copies in planned memory, or the caller's own tensors where nothing is copied
 
 
 class Form(IntEnum):
@@ -33,6 +35,8 @@ class Form(IntEnum):
     OUT = 0  # the op writes into the tensors it is given as its out arguments
     COPY = 1  # the op returns fresh tensors, which are copied into the planned ones
     EFFECT = 2  # the op writes into its arguments and its results are not used
+    RECORD = 3  # no op: the event numbered by the only argument is recorded on the instruction's stream
+    WAIT = 4  # no op: the instruction's stream waits for that event
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """One tensor: `offset` bytes into the arena, or into the constant, state or mutated input number `index`."""
+    """One tensor: `offset` bytes into the arena, or into the constant, state or input number `index`."""
 
     space: int
     index: int
@@ -101,7 +105,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One call. `outs` are the tensors that receive the results (-1: not wanted); `node` is its name in the graph."""
+    """One call. `outs` are the tensors that receive the results (-1: not wanted); `node` is its name in the graph.
+
+    `stream` 0 is the one that the bucket is captured on; an event (`Form.RECORD`, `Form.WAIT`) has the op -1.
+    """
 
     op: int
     form: int
@@ -109,6 +116,7 @@ class Instruction:
     kwargs: tuple[tuple[str, Arg], ...]
     outs: tuple[int, ...]
     node: str
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,8 @@ class Bucket:
     """The program of one bucket: `sizes` by dimension, `tensors`, and `code` as numbers of shared instructions.
 
     `inputs` and `outputs` are tensor numbers. `height` and `lower_bound` (bytes) are those of the bucket's own plan.
+    `input_offsets` is where the copies of inputs lie in the arena (-1: a mutated input, never copied); `streams` and
+    `events` are how many the bucket's capture takes.
     """
 
     sizes: tuple[int, ...]
@@ -193,6 +203,9 @@ class Bucket:
     height: int
     lower_bound: int
     proof: Proof | None
+    input_offsets: tuple[int, ...] = ()
+    streams: int = 1
+    events: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,11 +221,17 @@ class EntryPoint:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a node must have: torch (`torch_min` at least; `torch_built` is the builder's) and the device kind."""
+    """What a node must have: torch (`torch_min` at least; `torch_built` is the builder's) and the device kind.
+
+    `vendor_min` is the least version of the vendor's package (torch_npu), `soc` how the device's name begins; both are
+    empty where the artifact does not ask for any.
+    """
 
     torch_min: str
     torch_built: str
     device: str
+    vendor_min: str = ""
+    soc: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,6 +240,7 @@ class Options:
 
     clone_input: bool
     enable_output_clone: bool
+    disable_mempool_reuse_in_same_fx: bool = False
 
 
 @dataclass(frozen=True)

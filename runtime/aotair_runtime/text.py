@@ -64,16 +64,19 @@ def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterat
 def _placement_text(program: Program, item: Placement) -> str:
     layout = program.layouts[item.layout]
     space = Space(item.space).name.lower()
-    name = {Space.CONSTANT: program.constants, Space.STATE: program.state}.get(item.space)
-    at = f" {name[item.index].name}" if name is not None else f" {item.index}" if item.space == Space.CALLER else ""
-    return f"{layout.dtype}{list(layout.shape)} strides {list(layout.strides)} in {space}{at} at {item.offset}"
+    names = {Space.CONSTANT: program.constants, Space.STATE: program.state}.get(item.space)
+    which = "" if item.space == Space.ARENA else f" {names[item.index].name if names else item.index}"
+    return f"{layout.dtype}{list(layout.shape)} strides {list(layout.strides)} in {space}{which} at {item.offset}"
 
 
 def _instruction_text(program: Program, item: Instruction) -> str:
+    stream = f"[stream {item.stream}] " if item.stream else ""
+    if item.form in (Form.RECORD, Form.WAIT):
+        return f"{stream}{Form(item.form).name.lower()} event {item.args[0]}  # {item.node}"
     args = [_arg_text(arg) for arg in item.args] + [f"{name}={_arg_text(arg)}" for name, arg in item.kwargs]
     outs = ", ".join("_" if n < 0 else f"%{n}" for n in item.outs)
     arrow = {Form.OUT: " => ", Form.COPY: " => copy ", Form.EFFECT: ""}[Form(item.form)]
-    return f"{program.ops[item.op].name}({', '.join(args)}){arrow}{outs}  # {item.node}"
+    return f"{stream}{program.ops[item.op].name}({', '.join(args)}){arrow}{outs}  # {item.node}"
 
 
 def _arg_text(arg: object) -> str:

@@ -12,6 +12,7 @@ from aotair.passes.observer import Observer
 from aotair.plan.lifetimes import lifetimes
 from aotair.recipe import parse_recipe
 from aotair.source import load_model
+from aotair.targets import Target
 from aotair_runtime.schema import Space
 
 
@@ -155,7 +156,7 @@ def test_lifetimes_follow_memory_through_views():
         return (d.view(2, 3), c)
 
     module = trace(function, (2, 3))
-    lives = lifetimes(module.graph, {"x_1": Space.ARENA})
+    lives = lifetimes(module.graph, {"x_1": Space.INPUT}, Target("cpu"))
     spans = [(item.size, item.first, item.last) for item in lives.intervals]
     assert spans == [(24, 0, 2), (24, 1, 3), (24, 2, 4), (24, 3, 4)]
     nodes = {node.name: node for node in module.graph.nodes}

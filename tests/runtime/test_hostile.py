@@ -22,6 +22,7 @@ from aotair_runtime.errors import (
     AlteredError,
     ArtifactError,
     CaptureError,
+    DeviceError,
     FormatVersionError,
     MalformedError,
     NamespaceError,
@@ -159,10 +160,24 @@ def test_a_node_with_too_old_a_torch(copy: Path):
         aotair.load(copy)
 
 
-def test_an_artifact_for_another_device(copy: Path):
-    rewrite(copy, lambda p: replace(p, requirements=replace(p.requirements, device="npu")))
-    with pytest.raises(RequirementError, match="built for another device"):
-        aotair.load(copy, device="cpu")
+def test_an_artifact_for_another_device(node, copy: Path):
+    other = {"cpu": "npu", "npu": "cuda", "cuda": "npu"}[node.kind]
+    rewrite(copy, lambda p: replace(p, requirements=replace(p.requirements, device=other)))
+    if node.kind == "cpu":  # the host runs it for those who ask, and only for them
+        x = torch.ones(1, 4)
+        want = aotair.load(node.path("linear"))(x)
+        assert torch.equal(aotair.load(copy, device="cpu")(x), want)
+        with pytest.raises(RequirementError, match="torch_npu"):
+            aotair.load(copy)
+    else:
+        with pytest.raises(RequirementError, match="built for another device"):
+            aotair.load(copy, device=node.kind)
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:1", "npu:x", ""])
+def test_a_device_that_there_is_not(copy: Path, name: str):
+    with pytest.raises(DeviceError, match="unknown device"):
+        aotair.load(copy, device=name or ":")
 
 
 def test_an_op_with_another_schema(copy: Path):
@@ -315,7 +330,7 @@ def test_an_effect_on_a_constant_is_refused(copy: Path):
         aotair.load(copy)
 
 
-@pytest.mark.parametrize("outs", [(), (0, 0)])
+@pytest.mark.parametrize("outs", [(), (3, 3)])
 def test_an_instruction_with_the_wrong_number_of_results(copy: Path, outs):
     rewrite(copy, lambda p: with_instruction(p, outs=outs))
     with pytest.raises(MalformedError, match="does not take"):

@@ -6,6 +6,7 @@ at once, or at each replay of the graph that is being captured, or when the even
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 _kernels: dict[int, Callable[[], object]] = {}
 _numbers = itertools.count(1)
 _failures: list[BaseException] = []
+_lock = threading.Lock()  # of `_released`
 _released = (ctypes.c_uint64 * 256)()
 
 
@@ -46,9 +48,10 @@ def defers() -> bool:
 
 def forget_released() -> None:
     """Drop the kernels that no graph and no stream holds any more."""
-    while count := cann.sim_take_released(_released, len(_released)):
-        for number in _released[:count]:
-            del _kernels[number]
+    with _lock:
+        while count := cann.sim_take_released(_released, len(_released)):
+            for number in _released[:count]:
+                del _kernels[number]
 
 
 def held_kernels() -> int:

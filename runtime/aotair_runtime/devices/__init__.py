@@ -1,17 +1,29 @@
 """The devices that an artifact can run on; each module holds that vendor's calls and nothing else."""
 
+import functools
+import importlib
+
 from ..errors import DeviceError
-from .base import Device, Graph
-from .cpu import CPU
+from .base import Bytes, Device, Graph, Limits, Space, Usage
 
-__all__ = ["CPU", "Device", "Graph", "open_device"]
+__all__ = ["KINDS", "Bytes", "Device", "Graph", "Limits", "Space", "Usage", "open_device"]
 
-_KINDS = {"cpu": CPU}
+KINDS = {"cpu": "CPU", "cuda": "CUDA", "npu": "NPU"}
 
 
 def open_device(name: str) -> Device:
-    """The device `name` ("cpu"); raises DeviceError where this runtime has no such kind."""
-    kind = name.partition(":")[0]
-    if kind not in _KINDS:
-        raise DeviceError(f"unknown device {name!r}", expected=" or ".join(_KINDS), got=name)
-    return _KINDS[kind]()
+    """The device `name` ("cpu", "npu", "cuda:1"): one object per process for each.
+
+    Raises DeviceError where there is no such kind, RequirementError where this node does not have it.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in KINDS or (index and not index.isdecimal()) or (kind == "cpu" and index):
+        raise DeviceError(f"unknown device {name!r}", expected=" or ".join(KINDS) + ", with an index like npu:1")
+    return _open(kind, int(index or 0))
+
+
+@functools.cache
+def _open(kind: str, index: int) -> Device:
+    module = importlib.import_module(f".{kind}", __name__)
+    cls = getattr(module, KINDS[kind])
+    return cls() if kind == "cpu" else cls(index)

@@ -1,9 +1,50 @@
 """What the runtime asks of a device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Memory in bytes: what tensors take, rounded as the allocator rounds, and what the allocator holds for them."""
+
+    allocated: int
+    reserved: int
+
+    def __sub__(self, other: "Bytes") -> "Bytes":
+        return Bytes(self.allocated - other.allocated, self.reserved - other.reserved)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most graphs, streams and events that the graphs of one process may take; None: no known limit."""
+
+    captures: int | None = None
+    streams: int | None = None
+    events: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Graphs, and the streams and events that they take until they are reset."""
+
+    captures: int = 0
+    streams: int = 0
+    events: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.captures + other.captures, self.streams + other.streams, self.events + other.events)
+
+    def __sub__(self, other: "Usage") -> "Usage":
+        return Usage(self.captures - other.captures, self.streams - other.streams, self.events - other.events)
+
+
+# What a closed space has for an arena. Nothing is computed when memory is given back: that may happen whenever the
+# garbage collector likes, in the midst of somebody's tracing too.
+NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Graph(Protocol):
@@ -16,15 +57,63 @@ class Graph(Protocol):
         """Give back what the recording holds."""
 
 
+class Space(Protocol):
+    """Memory that graphs share: `arena` (uint8, 1-D, aligned to at least 64 bytes), and, where kernels allocate by
+    themselves, the vendor's pool for that; with the streams that they are captured on.
+    """
+
+    arena: torch.Tensor
+
+    def warm_up(self, run: Callable[[], object]) -> None:
+        """Run once outside of a capture, on the capture's stream, and wait for it."""
+
+    def capture(self, run: Callable[[], object]) -> Graph:
+        """Record what `run` launches; where that fails, nothing of it is left. Raises what `run` raises, or
+        CaptureError."""
+
+    def switch(self, stream: int) -> None:
+        """Within `run`: what follows goes to the space's stream of that number; 0 is the one of the capture."""
+
+    def record(self, event: int) -> None:
+        """Within `run`: record an event on the current stream."""
+
+    def wait(self, event: int) -> None:
+        """Within `run`: let the current stream wait for a recorded event."""
+
+    def bytes(self) -> Bytes:
+        """What the arena and the pool take."""
+
+    def close(self) -> None:
+        """Give everything back; a tensor in the arena that somebody holds keeps the arena alive."""
+
+
 class Device(Protocol):
     kind: str
     torch_device: torch.device
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised memory: uint8, 1-D, aligned to at least 64 bytes."""
+    name: str  # of the device, as its vendor calls it
+    vendor_version: str  # of the package that brings the device to torch
+    limits: Limits
+    usage: Usage  # of all live graphs of this process
+    space_cost: Usage  # what a space takes by itself
+    concurrent: bool  # launches return before the work is done, and streams exist
 
     def place(self, constant: torch.Tensor) -> torch.Tensor:
         """A mapped constant where the device can read it: itself where possible, else a copy."""
 
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """Record what `run` launches."""
+    def space(self, nbytes: int) -> Space:
+        """Memory for graphs, with an arena of `nbytes`."""
+
+    def stream(self) -> int:
+        """A number for the caller's current stream."""
+
+    def follow(self, stream: int) -> None:
+        """Let the current stream wait for all that was issued on another."""
+
+    def synchronize(self) -> None:
+        """Wait for everything issued."""
+
+    def bytes(self) -> Bytes:
+        """What this process takes on the device in all."""
+
+    def trim(self) -> None:
+        """Let the allocator give back what it holds and nobody uses."""

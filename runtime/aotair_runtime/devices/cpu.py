@@ -4,26 +4,71 @@ from collections.abc import Callable
 
 import torch
 
+from .base import NOTHING, Bytes, Limits, Usage
+
 
 class LaunchList:
     """Bound calls; a replay makes them in order."""
 
-    def __init__(self, run: Callable[[], None]):
+    def __init__(self, run: Callable[[], object]):
         self.replay = run
 
     def reset(self) -> None:
         del self.replay
 
 
+class HostSpace:
+    """An arena; kernels that allocate take ordinary memory, and there are no streams."""
+
+    def __init__(self, nbytes: int):
+        self.arena = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+    def warm_up(self, run: Callable[[], object]) -> None:
+        """Nothing to warm up: the first replay is as good as any."""
+
+    def capture(self, run: Callable[[], object]) -> LaunchList:
+        return LaunchList(run)
+
+    def switch(self, stream: int) -> None:
+        """The order of the program is a legal order of its streams."""
+
+    record = wait = switch
+
+    def bytes(self) -> Bytes:
+        return Bytes(self.arena.nbytes, self.arena.nbytes)
+
+    def close(self) -> None:
+        self.arena = NOTHING
+
+
 class CPU:
     kind = "cpu"
     torch_device = torch.device("cpu")
+    name = vendor_version = ""
+    limits = Limits()
+    space_cost = Usage()
+    concurrent = False
 
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+    def __init__(self):
+        self.usage = Usage()
 
     def place(self, constant: torch.Tensor) -> torch.Tensor:
         return constant
 
-    def capture(self, run: Callable[[], None]) -> LaunchList:
-        return LaunchList(run)
+    def space(self, nbytes: int) -> HostSpace:
+        return HostSpace(nbytes)
+
+    def stream(self) -> int:
+        return 0
+
+    def follow(self, stream: int) -> None:
+        """There is one stream."""
+
+    def synchronize(self) -> None:
+        """Calls return when their work is done."""
+
+    def bytes(self) -> Bytes:
+        return Bytes(0, 0)
+
+    def trim(self) -> None:
+        """The C library's allocator gives back by itself."""

@@ -1,0 +1,50 @@
+"""What the device that a recipe builds for can do by itself: which ops have a kernel there."""
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+
+import torch
+
+_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine."""
+
+    kind: str
+
+    @property
+    def sliced_calls(self) -> bool:
+        """Whether calls that allocate their result are cut into slices that stay in the processor's cache."""
+        return self.kind == "cpu"
+
+    def has_kernel(self, op: torch._ops.OpOverload) -> bool:
+        """Whether the device runs `op` by a kernel written for it, or by ops that it has.
+
+        For other devices than the CPU this is a list: the ops of torch_npu 2.13, and of torch's own table for CUDA.
+        """
+        if _registered(op, "CompositeImplicitAutograd"):
+            return True
+        if self.kind == "cpu":
+            return _registered(op, "CPU")
+        return op.namespace != "aten" or _name(op) in _kernels(self.kind)
+
+    def runs(self, op: torch._ops.OpOverload) -> bool:
+        """Whether the device can run `op` at all: an op without a kernel and without parts would run on the host, and
+        a capture cannot record that."""
+        return self.kind == "cpu" or self.has_kernel(op) or any(_registered(op, key) for key in _COMPOSITE)
+
+
+def _registered(op: torch._ops.OpOverload, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    return op.name().partition("::")[2]
+
+
+@functools.cache
+def _kernels(kind: str) -> frozenset[str]:
+    return frozenset(resources.files(__package__).joinpath("kernels", f"{kind}.txt").read_text().split())

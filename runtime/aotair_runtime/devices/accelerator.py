@@ -1,0 +1,216 @@
+"""What CUDA and Ascend have in common: torch gives both the same calls, under `torch.cuda` and `torch.npu`.
+
+The vendors' modules (`cuda.py`, `npu.py`) name the calls; how a graph is recorded, and how a failed one is undone, is
+written here once.
+"""
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Protocol
+
+import torch
+
+from ..errors import CaptureError
+from .base import NOTHING, Bytes, Graph, Limits, Usage
+
+_ALIKE = 32  # torch hands out its streams in turn, so many for each priority
+
+
+class Vendor(Protocol):
+    """The calls of one vendor that torch names differently."""
+
+    kind: str
+    api: ModuleType  # torch.cuda or torch.npu
+    limits: Limits
+    version: str
+
+    def new_graph(self): ...
+
+    def stream_number(self, index: int) -> int:
+        """The handle of the current stream."""
+
+    def release_pool(self, index: int, pool: tuple[int, int]) -> None:
+        """Undo the use of a pool by a graph whose capture did not end."""
+
+    def stop_allocating(self, index: int, pool: tuple[int, int]) -> None:
+        """Undo the routing of allocations to a pool whose capture did not begin."""
+
+
+class Accelerator:
+    """One device of a vendor; the base of `CUDA` and `NPU`."""
+
+    concurrent = True
+    space_cost = Usage(captures=1, streams=1)
+
+    def __init__(self, vendor: Vendor, index: int):
+        self.kind, self.limits, self.vendor_version = vendor.kind, vendor.limits, vendor.version
+        self.vendor, self.index = vendor, index
+        self.torch_device = torch.device(vendor.kind, index)
+        self.name = vendor.api.get_device_name(index)
+        self.usage = Usage()
+        self.capturing = threading.RLock()  # one capture at a time
+        self._streams: dict[int, object] = {}
+
+    def place(self, constant: torch.Tensor) -> torch.Tensor:
+        return constant.to(self.torch_device)
+
+    def space(self, nbytes: int) -> "GraphSpace":
+        return GraphSpace(self, nbytes)
+
+    def stream(self) -> int:
+        return self.vendor.stream_number(self.index)
+
+    def follow(self, stream: int) -> None:
+        current = self.vendor.api.current_stream(self.index)
+        self._streams.setdefault(self.stream(), current)
+        if stream in self._streams:
+            current.wait_stream(self._streams[stream])
+        else:
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        self.vendor.api.synchronize(self.index)
+
+    def bytes(self) -> Bytes:
+        api = self.vendor.api
+        return Bytes(api.memory_allocated(self.index), api.memory_reserved(self.index))
+
+    def trim(self) -> None:
+        self.synchronize()
+        self.vendor.api.empty_cache()
+
+
+class GraphSpace:
+    """A pool of the caching allocator with an arena in it, and the streams that graphs are captured on.
+
+    The allocator binds blocks to the stream of their capture: one stream for all, or nothing would be shared. A pool
+    dies with its last graph, so a first small one (the anchor) stays as long as the space.
+    """
+
+    def __init__(self, device: Accelerator, nbytes: int):
+        self._device, self._vendor = device, device.vendor
+        self._streams = [self._vendor.api.Stream(device.torch_device)]
+        self._events: dict[int, object] = {}
+        self._pool: tuple[int, int] | None = None
+        self._pools: list[tuple[int, int]] = []
+        self._anchors: list[Graph] = []
+        self._lost: list[object] = []  # graphs that never began: destroying one would end what it did not begin
+        self.arena = NOTHING
+        self._open(nbytes)
+
+    def warm_up(self, run: Callable[[], object]) -> None:
+        with self._recording():
+            run()
+        self._streams[0].synchronize()
+
+    def capture(self, run: Callable[[], object]) -> Graph:
+        with self._device.capturing:
+            if self._pool is None:
+                self._open(None)
+            return self._record(run)
+
+    def switch(self, stream: int) -> None:
+        while len(self._streams) <= stream:
+            self._streams.append(self._another_stream())
+        self._vendor.api.set_stream(self._streams[stream])
+
+    def record(self, event: int) -> None:
+        self._events[event] = self._vendor.api.Event()
+        self._events[event].record(self._vendor.api.current_stream(self._device.index))
+
+    def wait(self, event: int) -> None:
+        self._vendor.api.current_stream(self._device.index).wait_event(self._events[event])
+
+    def bytes(self) -> Bytes:
+        mine = [s for s in self._vendor.api.memory_snapshot() if tuple(s["segment_pool_id"]) in self._pools]
+        return Bytes(sum(s["allocated_size"] for s in mine), sum(s["total_size"] for s in mine))
+
+    def close(self) -> None:
+        self.arena = NOTHING
+        for anchor in self._anchors:
+            anchor.reset()
+            self._device.usage -= self._device.space_cost
+        self._anchors.clear()
+        self._pool = None
+
+    # ---- recording ----------------------------------------------------------------------------------------------
+
+    def _open(self, nbytes: int | None) -> None:
+        """Take a new pool and anchor it; with `nbytes`, allocate the arena in it."""
+        self._pool = self._vendor.api.graph_pool_handle()
+        self._pools.append(self._pool)
+        made = []
+
+        def run() -> None:
+            made.append(torch.empty(max(1, nbytes or 1), dtype=torch.uint8, device=self._device.torch_device))
+            made[0][:1].zero_()  # an empty graph is not one
+
+        self._anchors.append(self._record(run))
+        self._device.usage += self._device.space_cost
+        if nbytes is not None:
+            self.arena = made[0][:nbytes]
+
+    def _record(self, run: Callable[[], object]) -> Graph:
+        graph = self._vendor.new_graph()
+        with self._recording():
+            self._begin(graph)
+            try:
+                run()
+            except BaseException:
+                self._abandon(graph)
+                raise
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                self._vendor.release_pool(self._device.index, self._pool)
+                raise CaptureError(f"the capture did not end well: {error}") from error
+        return graph
+
+    def _begin(self, graph) -> None:
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except RuntimeError as error:
+            self._lost.append(graph)
+            self._vendor.stop_allocating(self._device.index, self._pool)
+            self._vendor.release_pool(self._device.index, self._pool)
+            self._pool = None  # it counts as recording for good; the next capture takes a new one
+            raise CaptureError(f"the capture did not begin: {error}") from error
+
+    def _abandon(self, graph) -> None:
+        """End a capture whose instructions failed, and drop what there is of it."""
+        self._vendor.api.set_stream(self._streams[0])
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the fault that ended `run` has spoilt the capture too: nothing of it is left
+            self._vendor.release_pool(self._device.index, self._pool)
+        else:
+            graph.reset()
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        """On the capture's stream, after what the caller has issued, and without the garbage collector: it might free
+        what a capture must not touch."""
+        api, before = self._vendor.api, self._vendor.api.current_stream(self._device.index)
+        collects = gc.isenabled()
+        gc.disable()
+        self._events.clear()
+        try:
+            with torch.inference_mode():
+                self._streams[0].wait_stream(before)
+                api.set_stream(self._streams[0])
+                yield
+        finally:
+            api.set_stream(before)
+            self._events.clear()
+            if collects:
+                gc.enable()
+
+    def _another_stream(self):
+        for _ in range(_ALIKE):
+            stream = self._vendor.api.Stream(self._device.torch_device)
+            if stream not in self._streams:
+                return stream
+        raise CaptureError(f"torch has no more than {_ALIKE} streams", got=f"{len(self._streams)} in use by one bucket")

@@ -1,0 +1,208 @@
+"""The graphs of one entry point: captured at the addresses they serve, kept, and captured anew where those change."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from .buckets import describe
+from .budget import check_budget, cost
+from .devices import Device, Graph, Space, Usage
+from .errors import CaptureError, ClosedError
+from .executor import Memory, bind
+from .pool import Pool
+from .schema import EntryPoint, Placement, Program
+from .schema import Space as Home
+from .settings import Settings
+from .warmup import fill_legal, warm_up
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all entry points of a loaded model share."""
+
+    program: Program
+    device: Device
+    ops: tuple[torch._ops.OpOverload, ...]
+    constants: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
+    settings: Settings
+    where: str
+
+
+@dataclass(slots=True)
+class Captured:
+    """A bucket ready to replay: `buffers` receive copies of inputs (None: the caller's own is used), `outputs` hold the
+    results (None: they lie in the caller's memory)."""
+
+    key: tuple  # (position, address) of each input used in place
+    graph: Graph
+    buffers: tuple[torch.Tensor | None, ...]
+    outputs: tuple[torch.Tensor | None, ...]
+    cost: Usage
+
+
+@dataclass
+class CaptureCounters:
+    """By bucket: captures, how often for which reason one was made anew, and by how many bytes the pool grew."""
+
+    captures: Counter = field(default_factory=Counter)
+    recaptures: Counter = field(default_factory=Counter)  # (bucket, reason)
+    grown: Counter = field(default_factory=Counter)
+
+
+class Graphs:
+    """`pools` has the pool of each bucket; `changed` is called when graphs that were handed out are no longer good."""
+
+    def __init__(self, spec: EntryPoint, parts: Parts, pools: Sequence[Pool], changed: Callable[[], None]):
+        self.spec, self.parts, self.pools = spec, parts, tuple(pools)
+        self.counters = CaptureCounters()
+        self._changed = changed
+        # By bucket, then by the addresses of the inputs used in place; the least recently used first.
+        self._kept: dict[int, OrderedDict[tuple, Captured]] = {}
+        self._known: dict[int, tuple] = {}  # the addresses of a bucket's last capture
+        self._outgrown: set[int] = set()  # those whose graphs were dropped because the pool grew
+        self._warm: set[int] = set()
+        self._closed = False
+        for pool in dict.fromkeys(self.pools):
+            pool.join(self)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def get(self, number: int, in_place: Mapping[int, torch.Tensor]) -> Captured:
+        """The graph of a bucket for these inputs used in place, captured where there is none.
+
+        Raises CaptureError, BudgetError among them; the graphs that exist stay as they are.
+        """
+        if self._closed:
+            raise ClosedError("the model was closed", fix="load it again")
+        kept = self._kept.setdefault(number, OrderedDict())
+        key = _key(in_place)
+        if key not in kept:
+            if key:
+                self._make_room(kept, self.parts.settings.kept_graphs - 1)
+            wanted = [cost(self.spec.buckets[number])]
+            check_budget(self.parts.device, wanted, self.parts.settings.limits, self._where(number))
+            self.pools[number].overwrite()
+            kept[key] = self._capture(number, in_place, self.pools[number].space)
+            self._count(number, key)
+        return kept[key]
+
+    def used(self, number: int, captured: Captured) -> None:
+        """Remember that this graph was the last one used of its bucket."""
+        self._kept[number].move_to_end(captured.key)
+
+    def captured_in(self, space: Space) -> dict[int, Captured]:
+        """Those that need nothing of the caller's, captured in another space."""
+        made: dict[int, Captured] = {}
+        try:
+            for number, kept in self._kept.items():
+                if () in kept:
+                    made[number] = self._capture(number, {}, space)
+        except BaseException:
+            self.discard(made)
+            raise
+        return made
+
+    def adopt(self, graphs: Mapping[int, Captured]) -> None:
+        """Use these instead of all others; what needs the caller's tensors is captured again at its next call."""
+        for number, kept in self._kept.items():
+            self._forget(kept, list(kept))
+            if number in graphs:
+                kept[()] = graphs[number]
+                self.counters.captures[number] += 1
+                self.counters.recaptures[number, _GREW] += 1
+        self._outgrown = set(self._known) - set(graphs)
+
+    def discard(self, graphs: Mapping[int, Captured]) -> None:
+        for captured in graphs.values():
+            self._drop(captured)
+
+    def close(self) -> None:
+        self._closed = True
+        self.parts = replace(self.parts, constants=(), states=())
+        for kept in self._kept.values():
+            self._forget(kept, list(kept))
+
+    # ---- capturing ----------------------------------------------------------------------------------------------
+
+    def _where(self, number: int) -> str:
+        return f"{self.parts.where}.{self.spec.name}, bucket {describe(self.spec, self.spec.buckets[number].sizes)}"
+
+    def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: Space) -> Captured:
+        parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
+        memory = Memory(space, parts.constants, parts.states, in_place)
+        before = parts.device.bytes().reserved
+        try:
+            bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
+            if parts.device.concurrent and number not in self._warm:
+                self._warm_up(bucket, memory, bound, where)
+                self._warm.add(number)
+            graph = space.capture(bound.run)
+        except CaptureError as error:
+            if error.where:
+                raise
+            raise CaptureError(error.what, where=where) from error
+        self.counters.grown[number] += parts.device.bytes().reserved - before
+        price = cost(bucket)
+        parts.device.usage += price
+        buffers = tuple(None if i in in_place else buffer for i, buffer in enumerate(bound.inputs))
+        outputs = tuple(
+            None if lies_with_caller(bucket.tensors[n], in_place) else output
+            for n, output in zip(bucket.outputs, bound.outputs)
+        )
+        return Captured(_key(in_place), graph, buffers, outputs, price)
+
+    def _warm_up(self, bucket, memory: Memory, bound, where: str) -> None:
+        parts = self.parts
+
+        def run() -> None:
+            fill_legal(self.spec, bound, tuple(memory.in_place))
+            warm_up(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
+
+        memory.space.warm_up(run)
+
+    def _count(self, number: int, key: tuple) -> None:
+        self.counters.captures[number] += 1
+        if number in self._known:
+            reason = _GREW if number in self._outgrown else self._moved(self._known[number], key)
+            self.counters.recaptures[number, reason] += 1
+        self._outgrown.discard(number)
+        self._known[number] = key
+
+    def _moved(self, before: tuple, after: tuple) -> str:
+        """Which inputs have other addresses than the graph captured last."""
+        old, names = dict(before), [spec.name for spec in self.spec.inputs]
+        moved = [names[position] for position, address in after if old.get(position) != address]
+        shown = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
+        return f"a new address of {shown}" if moved else "inputs that have to be copied"
+
+    def _make_room(self, kept: OrderedDict[tuple, Captured], most: int) -> None:
+        """Let go of those used longest ago, until `most` are left beside the one that copies all its inputs."""
+        at_addresses = [key for key in kept if key]
+        self._forget(kept, at_addresses[: max(0, len(at_addresses) - most)])
+
+    def _forget(self, kept: OrderedDict[tuple, Captured], keys: Sequence[tuple]) -> None:
+        if keys:
+            self.parts.device.synchronize()
+            self._changed()
+        for key in keys:
+            self._drop(kept.pop(key))
+
+    def _drop(self, captured: Captured) -> None:
+        captured.graph.reset()
+        self.parts.device.usage -= captured.cost
+
+
+_GREW = "the pool grew"
+
+
+def _key(in_place: Mapping[int, torch.Tensor]) -> tuple:
+    return tuple([(position, tensor.data_ptr()) for position, tensor in in_place.items()])
+
+
+def lies_with_caller(item: Placement, in_place: Mapping[int, object]) -> bool:
+    """Whether a tensor lies in an input that is used in place."""
+    return item.space in (Home.INPUT, Home.CALLER) and item.index in in_place

@@ -1,0 +1,94 @@
+"""The devices that the runtime's tests run on, each as a node that loads artifacts built for it."""
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from cases import RECIPES, ROOT
+
+import aotair
+from aotair_runtime import Model
+
+
+def present() -> list[str]:
+    """The devices of this process: the CPU, and what torch has beside it."""
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if hasattr(torch, "npu") and torch.npu.is_available():
+        found.append("npu")
+    return found
+
+
+@dataclass(frozen=True)
+class Node:
+    """A device, and the folder of the artifacts built for it."""
+
+    kind: str
+    folder: Path
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, 0)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a capture is one of the device, and not the calls themselves."""
+        return self.kind != "cpu"
+
+    def path(self, name: str) -> Path:
+        """The artifact of one of RECIPES."""
+        path = self.folder / f"{name}.aotair"
+        if not path.exists():
+            self._build(name)
+        return path
+
+    def load(self, name: str, **options: object) -> Model:
+        return aotair.load(self.path(name), **({"device": self.kind} | options))
+
+    def settle(self) -> tuple[int, int]:
+        """(allocated, reserved) bytes of the device once nothing is left to do; for the CPU zero."""
+        if not self.has_graphs:
+            return 0, 0
+        api = getattr(torch, self.kind)
+        api.synchronize()
+        return api.memory_allocated(), api.memory_reserved()
+
+    def _build(self, name: str) -> None:
+        if self.kind == "cpu":
+            aotair.build(RECIPES[name], self.folder / f"{name}.aotair")
+        else:
+            build_elsewhere(self.folder, self.kind)
+
+
+def for_device(name: str, kind: str) -> dict:
+    """The recipe, with its target changed."""
+    return RECIPES[name] | {"target": {"device": kind}}
+
+
+@functools.cache
+def build_elsewhere(folder: Path, kind: str) -> None:
+    """Build all RECIPES for a device in a process that has neither its package nor the device."""
+    hidden = {"PYTHONPATH", "LD_LIBRARY_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    clean = {name: value for name, value in os.environ.items() if name not in hidden}
+    paths = [str(ROOT), str(ROOT / "tests")]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__)), str(folder), kind],
+        env=clean
+        | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.fail(f"the artifacts for {kind} were not built:\n{done.stderr[-3000:]}")
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    for recipe in RECIPES:
+        aotair.build(for_device(recipe, sys.argv[2]), target / f"{recipe}.aotair")
