@@ -1,5 +1,6 @@
 """The devices that the runtime's tests run on, each as a node that loads artifacts built for it."""
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -51,6 +52,11 @@ class Node:
     def load(self, name: str, **options: object) -> Model:
         return aotair.load(self.path(name), **({"device": self.kind} | options))
 
+    def stream(self) -> contextlib.AbstractContextManager:
+        """A stream of its own for a thread, where the device has streams."""
+        api = getattr(torch, self.kind)
+        return api.stream(api.Stream(self.device)) if self.has_graphs else contextlib.nullcontext()
+
     def settle(self) -> tuple[int, int]:
         """(allocated, reserved) bytes of the device once nothing is left to do; for the CPU zero."""
         if not self.has_graphs:
@@ -58,6 +64,11 @@ class Node:
         api = getattr(torch, self.kind)
         api.synchronize()
         return api.memory_allocated(), api.memory_reserved()
+
+    def trim(self) -> None:
+        """Let the allocator give back what nobody uses."""
+        if self.has_graphs:
+            getattr(torch, self.kind).empty_cache()
 
     def _build(self, name: str) -> None:
         if self.kind == "cpu":

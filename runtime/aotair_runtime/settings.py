@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .devices import Limits
+from .errors import ArgumentError
 from .schema import Options
 
 KEPT_GRAPHS = 4
@@ -38,9 +39,9 @@ def settle(
     limits: Limits | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> Settings:
-    """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ValueError."""
+    """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     if kept_graphs < 1:
-        raise ValueError(f"kept_graphs must be at least 1, not {kept_graphs}")
+        raise ArgumentError("kept_graphs is too small", expected="at least 1", got=str(kept_graphs))
     choose = lambda given, otherwise: otherwise if given is None else given  # noqa: E731
     return Settings(
         choose(clone_input, stored.clone_input),

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+import aotair
 from aotair_runtime.errors import (
     ArgumentError,
     CaptureError,
