@@ -31,7 +31,8 @@ _HOST_CODE = {
     "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_copy_from", "_copy_from_and_resize",
     "to", "contiguous", "as_strided", "view", "_unsafe_view", "_reshape_alias", "unfold", "alias", "detach", "set_",
     "resize_", "resize_as_", "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_local_scalar_dense", "item",
-    "as_strided_", "is_set_to", "_resize_output_", "_has_same_storage_numel", "transpose_", "t_", "squeeze_", "unsqueeze_",
+    "is_set_to", "_resize_output_", "_has_same_storage_numel",
+    "as_strided_", "transpose_", "t_", "squeeze_", "unsqueeze_",
 }  # fmt: skip
 _HOST_CODE_NPU = {
     "print_npugraph_tensor", "save_npugraph_tensor", "super_kernel_scope_begin", "super_kernel_scope_end",
