@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 INSTALLED := $(VENV)/.installed
 ARTIFACT := build/minilm.aotair
+SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib build/simnpu/lib
+SIMNPU ?=
+CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-cuda lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,8 +29,12 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 	$(BIN)/python -m recipes.minilm_search $(ARTIFACT)
 	$(BIN)/aotair bench $(ARTIFACT) --recipe recipes/minilm.yaml --memory
 
-test: $(INSTALLED) ## all tests
+test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
 	$(BIN)/python -m pytest
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime
+
+test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
+	$(CUDA_PYTHON) tests/cuda.py
 
 lint: $(INSTALLED) ## style
 	$(BIN)/ruff check .
@@ -38,6 +45,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
+	$(BIN)/python -m benchmarks.npu
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -43,7 +43,7 @@ def bench(model: Model, original: torch.nn.Module | None, seconds: float) -> Ite
             calls = [functools.partial(model.entry_points[entry.name], *inputs)]
             if original is not None:
                 calls.append(functools.partial(original, **dict(zip(names, inputs))))
-            replays, *eager = _in_turns(calls, seconds)
+            replays, *eager = _in_turns(calls, seconds, model.synchronize)
             yield BucketTimes(
                 entry.name,
                 describe(entry, bucket.sizes),
@@ -64,8 +64,9 @@ def bench_table(rows: Sequence[BucketTimes]) -> str:
     return table(head, lines)
 
 
-def _in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
-    """The times of each call in seconds: a warm-up, then by turns until the time is up, 5 to 2000 of each."""
+def _in_turns(calls: Sequence[Callable[[], object]], seconds: float, wait: Callable[[], None]) -> list[list[float]]:
+    """The times of each call in seconds, until the device is done: a warm-up, then by turns until the time is up, 5 to
+    2000 of each."""
     times: list[list[float]] = [[] for _ in calls]
     with torch.inference_mode():
         for call in calls:
@@ -74,8 +75,10 @@ def _in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[lis
         end = time.perf_counter() + seconds
         while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 2000):
             for call, found in zip(calls, times):
+                wait()
                 start = time.perf_counter()
                 call()
+                wait()
                 found.append(time.perf_counter() - start)
     return times
 

@@ -28,6 +28,7 @@ class _Group(click.Group):
 
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
+_DEVICE = click.option("--device", help='"npu", "cuda:1", …; "cpu" runs any artifact  [default: that of the artifact]')
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
 
 
@@ -123,16 +124,18 @@ def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
     "-o", "--out", type=click.Path(path_type=Path), help="Write the outputs to this .safetensors or .npz file."
 )
 @click.option("--entry", help="The entry point to call.")
-def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None) -> None:
+@_DEVICE
+def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None, device: str | None) -> None:
     """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
     from .files import describe_tensor, read_tensors, write_tensors
 
     given = read_tensors(inputs)
-    with aotair_runtime.load(artifact, enable_output_clone=True, capture="lazy") as model:
+    with aotair_runtime.load(artifact, device=device, enable_output_clone=True, capture="lazy") as model:
+        given = {name: tensor.to(model.device) for name, tensor in given.items()}
         name = entry or next(iter(model.entry_points))
         if name not in model.entry_points:
             raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
-        outputs = model.entry_points[name].named_outputs(given)
+        outputs = {key: tensor.cpu() for key, tensor in model.entry_points[name].named_outputs(given).items()}
     for key, tensor in outputs.items():
         click.echo(f"{key}: {describe_tensor(tensor)}")
     if out is not None:
@@ -141,15 +144,16 @@ def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None) -> No
 
 @main.command()
 @_ARTIFACT
+@_DEVICE
 @_JSON
-def verify(artifact: Path, as_json: bool) -> None:
+def verify(artifact: Path, device: str | None, as_json: bool) -> None:
     """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
     from dataclasses import asdict
 
     from aotair_runtime.golden import replay_golden
     from aotair_runtime.text import table
 
-    with aotair_runtime.load(artifact, enable_output_clone=True) as model:
+    with aotair_runtime.load(artifact, device=device, enable_output_clone=True) as model:
         results = list(replay_golden(model))
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))
@@ -165,8 +169,9 @@ def verify(artifact: Path, as_json: bool) -> None:
 @click.option("--recipe", type=click.Path(path_type=Path), help="Time the recipe's original model beside the artifact.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each bucket.")
 @click.option("--memory", is_flag=True, help="Print the memory table too.")
+@_DEVICE
 @_JSON
-def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, as_json: bool) -> None:
+def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, device: str | None, as_json: bool) -> None:
     """Time every bucket: median and p99 of a call, and the host's work around the replay."""
     import warnings
 
@@ -180,8 +185,8 @@ def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, as_
 
         original = load_model(read_recipe(recipe))
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
-    with aotair_runtime.load(artifact) as model:
-        rows = list(measure(model, original, seconds))
+    with aotair_runtime.load(artifact, device=device) as model:
+        rows = list(measure(model, original and original.to(model.device), seconds))
         if as_json:
             click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
             return

@@ -6,8 +6,6 @@ from importlib import resources
 
 import torch
 
-_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-
 
 @dataclass(frozen=True)
 class Target:
@@ -34,7 +32,7 @@ class Target:
     def runs(self, op: torch._ops.OpOverload) -> bool:
         """Whether the device can run `op` at all: an op without a kernel and without parts would run on the host, and
         a capture cannot record that."""
-        return self.kind == "cpu" or self.has_kernel(op) or any(_registered(op, key) for key in _COMPOSITE)
+        return self.kind == "cpu" or self.has_kernel(op) or _registered(op, "CompositeExplicitAutograd")
 
 
 def _registered(op: torch._ops.OpOverload, key: str) -> bool:

@@ -41,6 +41,12 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("artifacts")
 
 
+@pytest.fixture(scope="session")
+def npu_kernels() -> str:
+    """The aten ops that torch_npu implements, as it was before the simulation gave it more."""
+    return NPU_KERNELS
+
+
 @pytest.fixture
 def node(request: pytest.FixtureRequest, artifacts: Path) -> Iterator[Node]:
     """A device to load artifacts on; tensors that the test makes lie there unless it says otherwise."""

@@ -145,6 +145,8 @@ class Graphs:
             if error.where:
                 raise
             raise CaptureError(error.what, where=where) from error
+        except RuntimeError as error:  # out of memory, or the device refused
+            raise CaptureError(str(error), where=where) from error
         self.counters.grown[number] += parts.device.bytes().reserved - before
         price = cost(bucket)
         parts.device.usage += price

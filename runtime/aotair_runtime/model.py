@@ -155,6 +155,10 @@ class Model:
         """Planned, allocated and reserved bytes, by what they are for, by pool and by bucket."""
         return memory_report(self._parts, self._placed, self._pools, self.entry_points.values())
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that calls have asked of it; an output is complete then."""
+        self._device.synchronize()
+
     def stats(self) -> Stats:
         """What has been called and captured so far, by bucket."""
         return stats(self.entry_points.values())

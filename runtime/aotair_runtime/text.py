@@ -53,7 +53,11 @@ def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
 
 def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterator[str]:
     yield f"{entry.name} [{describe(entry, bucket.sizes)}] arena {bucket.height}"
-    yield "inputs " + " ".join(f"{spec.name}=%{n}" for spec, n in zip(entry.inputs, bucket.inputs))
+    copies = bucket.input_offsets or (-1,) * len(bucket.inputs)
+    yield "inputs " + " ".join(
+        f"{spec.name}=%{n}" + (f" copied to {offset}" if offset >= 0 else "")
+        for spec, n, offset in zip(entry.inputs, bucket.inputs, copies)
+    )
     for number, placement in enumerate(bucket.tensors):
         yield f"%{number} = {_placement_text(program, placement)}"
     for number in bucket.code:

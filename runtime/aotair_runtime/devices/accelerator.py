@@ -148,7 +148,11 @@ class GraphSpace:
             made.append(torch.empty(max(1, nbytes or 1), dtype=torch.uint8, device=self._device.torch_device))
             made[0][:1].zero_()  # an empty graph is not one
 
-        self._anchors.append(self._record(run))
+        try:
+            self._anchors.append(self._record(run))
+        except BaseException:
+            self._pool = None
+            raise
         self._device.usage += self._device.space_cost
         if nbytes is not None:
             self.arena = made[0][:nbytes]

@@ -1,0 +1,123 @@
+"""What an artifact for another device asks of it, decided on a machine that has neither the device nor its package."""
+
+import sys
+
+import kernel_lists
+import pytest
+import torch
+from cases import MODELS, RECIPES, ROOT
+from nodes import for_device
+
+import aotair
+from aotair.errors import RecipeError, UnsupportedError
+from aotair.outs import out_variant
+from aotair.targets import Target
+from aotair_runtime.artifact import read_program
+from aotair_runtime.devices import open_device
+from aotair_runtime.errors import RequirementError
+from aotair_runtime.requirements import check_requirements
+from aotair_runtime.schema import Form
+
+aten = torch.ops.aten
+
+
+def test_the_list_of_cuda_kernels_is_torchs_own():
+    assert (ROOT / "aotair" / "kernels" / "cuda.txt").read_text() == kernel_lists.cuda()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "npu"])
+def test_out_variants_that_each_device_has(kind: str):
+    target = Target(kind)
+    assert out_variant(aten.addmm.default, target) is aten.addmm.out
+    assert out_variant(aten.index_select.default, target) is aten.index_select.out
+    assert out_variant(aten.add.Tensor, target) is aten.add.out
+
+
+def test_out_variants_that_a_device_lacks():
+    """CPU kernels write the sorted indices into given tensors; what torch_npu lacks would run on the host."""
+    assert out_variant(aten.scatter_add.default, Target("cpu")) is aten.scatter_add.out
+    assert out_variant(aten.scatter_add.default, Target("npu")) is None
+    assert out_variant(aten.native_layer_norm.default, Target("npu")) is None
+
+
+def test_an_op_that_the_device_cannot_run_is_refused_by_name_and_line(tmp_path):
+    recipe = {
+        "name": "hostonly",
+        "model": {"factory": f"{MODELS}:HostOnly"},
+        "inputs": {"x": {"shape": [3, 3], "dtype": "float32"}},
+        "target": {"device": "npu"},
+    }
+    with pytest.raises(UnsupportedError, match="no kernel on npu") as caught:
+        aotair.build(recipe, tmp_path / "x.aotair")
+    assert "models.py" in str(caught.value)
+    aotair.build(recipe | {"target": {"device": "cpu"}}, tmp_path / "x.aotair")
+
+
+def test_an_artifact_for_the_npu_is_built_and_proved_here(tmp_path):
+    assert "torch_npu" not in sys.modules
+    recipe = RECIPES["encoder"] | {"target": {"device": "npu", "soc": "Ascend910B", "torch_npu": "2.13"}}
+    path = aotair.build(recipe, tmp_path / "npu.aotair")
+    program = read_program(path)
+    assert (program.requirements.device, program.requirements.soc) == ("npu", "Ascend910B")
+    assert program.requirements.vendor_min == "2.13"
+    with pytest.raises(RequirementError, match="no torch_npu"):
+        aotair.load(path)
+    x = torch.ones(1, 4, dtype=torch.int64)
+    want = aotair.load(aotair.build(RECIPES["encoder"], tmp_path / "cpu.aotair"))(x, x)
+    torch.testing.assert_close(aotair.load(path, device="cpu")(x, x), want)
+
+
+def test_calls_are_cut_into_slices_only_where_that_helps(tmp_path):
+    wide = for_device("encoder", "npu") | {"buckets": {"batch": [64], "seq": [16]}}
+    wide["model"] = wide["model"] | {"kwargs": {"width": 512, "heads": 2}}
+    program = read_program(aotair.build(wide, tmp_path / "npu.aotair"))
+    copied = [i for i in program.instructions if i.form == Form.COPY]
+    assert len({i.node for i in copied}) == len(copied)
+
+
+class _FakeDevice:
+    kind, name, vendor_version = "npu", "Ascend910B1", "2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("requirements", "says"),
+    [
+        ({"vendor_min": "99.0"}, "package for npu is too old"),
+        ({"soc": "Ascend310"}, "built for another SoC"),
+        ({"device": "cuda"}, "built for another device"),
+    ],
+)
+def test_requirements_are_checked_before_the_weights_are_read(built, requirements: dict, says: str):
+    from dataclasses import replace
+
+    program = read_program(built("linear"))
+    good = replace(
+        program, requirements=replace(program.requirements, device="npu", soc="Ascend910B", vendor_min="2.9")
+    )
+    check_requirements(good, _FakeDevice(), "here")
+    bad = replace(good, requirements=replace(good.requirements, **requirements))
+    with pytest.raises(RequirementError, match=says):
+        check_requirements(bad, _FakeDevice(), "here")
+
+
+def test_the_order_of_the_checks(built, monkeypatch):
+    def refuse(*_):
+        raise RequirementError("not here")
+
+    monkeypatch.setattr("aotair_runtime.model.check_requirements", refuse)
+    monkeypatch.setattr("aotair_runtime.model.with_weights", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(RequirementError, match="not here"):
+        aotair.load(built("linear"))
+
+
+def test_torch_npu_is_asked_for_on_npus_only():
+    with pytest.raises(RecipeError, match="torch_npu is a requirement of device: npu"):
+        aotair.build(RECIPES["linear"] | {"target": {"device": "cpu", "torch_npu": "2.13"}})
+
+
+@pytest.mark.parametrize("name", ["cuda", "npu"])
+def test_a_device_that_this_node_lacks(name: str):
+    if name == "cuda" and torch.cuda.is_available():
+        name = "cuda:99"
+    with pytest.raises(RequirementError, match="this node has no"):
+        open_device(name)
