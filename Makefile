@@ -45,7 +45,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
-	$(BIN)/python -m benchmarks.npu
+	$(BIN)/python -m benchmarks.device
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from .program import build_program
 from .prove import on_host, prove
 from .recipe import Recipe, parse_recipe, read_recipe
 from .report.page import page
-from .source import load_model
+from .source import load_model, with_functions
+from .targets import Target
 
 
 class Listener:
@@ -52,25 +53,54 @@ class Summary:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Bisection:
+    """To find the pass, and then the rewrite, that makes a build wrong: `stop_after` names the last pass to run,
+    `max_rewrites` is how many rewrites all passes together may make."""
+
+    stop_after: str | None = None
+    max_rewrites: int | None = None
+
+
 def build(
-    recipe: str | Path | dict | Recipe, out: str | Path | None = None, *, listener: Listener | None = None
+    recipe: str | Path | dict | Recipe,
+    out: str | Path | None = None,
+    *,
+    post_grad_custom_pre_pass: Callable | None = None,
+    post_grad_custom_post_pass: Callable | None = None,
+    listener: Listener | None = None,
 ) -> Path:
     """Build an artifact and return its path.
 
     `recipe`: a YAML file, its contents as a dict, or a Recipe. `out`: the directory to write, by default
     `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very end.
+    `post_grad_custom_pre_pass`, `post_grad_custom_post_pass`: passes of your own,
+    `f(gm, example_inputs, config) -> None`, instead of those that the recipe names.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
+    recipe = _as_recipe(recipe)
+    for option, given in (
+        ("post_grad_custom_pre_pass", post_grad_custom_pre_pass),
+        ("post_grad_custom_post_pass", post_grad_custom_post_pass),
+    ):
+        if given is not None:
+            config = recipe.config.model_copy(update={option: given})
+            recipe = recipe.with_config(config)
     return Path(build_with_summary(recipe, out, listener or Listener()).artifact)
 
 
-def build_with_summary(recipe: str | Path | dict | Recipe, out: str | Path | None, listener: Listener) -> Summary:
-    clock = _Clock(listener)
+def build_with_summary(
+    recipe: str | Path | dict | Recipe,
+    out: str | Path | None,
+    listener: Listener,
+    bisection: Bisection | None = None,
+) -> Summary:
+    clock, bisection = _Clock(listener), bisection or Bisection()
     with clock.stage("recipe"):
         recipe = _as_recipe(recipe)
         target = Path(out) if out is not None else Path(f"{recipe.name}.aotair")
     with written_aside(target) as folder:
-        observer = Observer(dump=_dump_folder(recipe))
+        observer = Observer(Target(recipe.target.device), _dump_folder(recipe), bisection.max_rewrites)
         with clock.stage("model"):
             model = load_model(recipe)
         with clock.stage("export"):
@@ -78,7 +108,7 @@ def build_with_summary(recipe: str | Path | dict | Recipe, out: str | Path | Non
             observer.stage("export", exported.module)
             nodes_before = len(exported.module.graph.nodes)
         with clock.stage("passes"):
-            passes.apply(exported.module, recipe.config, observer)
+            passes.apply(exported.module, with_functions(recipe), observer, bisection.stop_after)
             nodes_after = len(exported.module.graph.nodes)
         with clock.stage("buckets"):
             built = build_program(exported, recipe, listener.bucket)

@@ -50,10 +50,19 @@ def main(debug: bool) -> None:
 @click.option(
     "--dump-graph", type=click.Path(path_type=Path), help="Write the graph after each stage into this directory."
 )
+@click.option("--stop-after", metavar="PASS", help="Run no pass after this one.")
+@click.option("--max-rewrites", type=int, metavar="N", help="Let the passes make at most so many rewrites.")
 @_JSON
-def build(recipe: Path, out: Path | None, dump_graph: Path | None, as_json: bool) -> None:
+def build(
+    recipe: Path,
+    out: Path | None,
+    dump_graph: Path | None,
+    stop_after: str | None,
+    max_rewrites: int | None,
+    as_json: bool,
+) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
-    from .builder import build_with_summary
+    from .builder import Bisection, build_with_summary
     from .recipe import read_recipe
     from .report.progress import Progress, summary_table
 
@@ -61,7 +70,7 @@ def build(recipe: Path, out: Path | None, dump_graph: Path | None, as_json: bool
     if dump_graph is not None:
         parsed.config.debug.graph_dump.path = str(dump_graph)
     with Progress(quiet=as_json) as progress:
-        summary = build_with_summary(parsed, out, progress)
+        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites))
     click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
 
 

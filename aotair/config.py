@@ -3,7 +3,12 @@
 Only options that have an effect are here; any other name is refused where it is set.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+_FUNCTION = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
 
 
 class _Options(BaseModel):
@@ -26,6 +31,12 @@ class AclGraphDebug(_Options):
     clone_input: bool = Field(True, description="copy user inputs into memory that all buckets share")
     enable_output_clone: bool = Field(False, description="hand out outputs as fresh tensors")
     disable_mempool_reuse_in_same_fx: bool = Field(False, description="give each bucket memory of its own")
+    disable_reinplace_inplaceable_ops_pass: bool = Field(
+        False, description="leave intermediate ops out-of-place that could write into their first argument"
+    )
+    disable_reinplace_input_mutated_ops_pass: bool = Field(
+        False, description="compute the new values of mutated inputs and states apart, and copy them there at the end"
+    )
 
 
 class Debug(_Options):
@@ -34,9 +45,26 @@ class Debug(_Options):
 
 
 class ExperimentalConfig(_Options):
+    stream_hazards: Literal["repair", "refuse", "allow"] = Field(
+        "repair", description="what to do with a use across streams that no event orders"
+    )
     remove_noop_ops: bool = Field(True, description="remove ops that return their input unchanged")
+
+
+def _a_pass(value: object) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and _FUNCTION.fullmatch(value)):
+        return value
+    raise ValueError(f"expected module:function, path/to/file.py:function or a callable, not {value!r}")
+
+
+# A function f(gm, example_inputs, config) -> None, or where to import it from.
+CustomPass = Annotated[Any, AfterValidator(_a_pass), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})]
 
 
 class CompilerConfig(_Options):
     debug: Debug = Field(default_factory=Debug)
     experimental_config: ExperimentalConfig = Field(default_factory=ExperimentalConfig)
+    post_grad_custom_pre_pass: CustomPass = Field(None, description="a pass of your own, before all others")
+    post_grad_custom_post_pass: CustomPass = Field(
+        None, description="a pass of your own, after fusion and before streams and reinplacing"
+    )

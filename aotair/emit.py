@@ -27,6 +27,7 @@ from . import chunks
 from .errors import UnsupportedError
 from .graph.verify import source
 from .outs import out_variant
+from .passes.streams import RECORD, stream_of
 from .plan.arena import Plan
 from .plan.lifetimes import Home, Lifetimes
 from .targets import Target
@@ -110,9 +111,12 @@ class _Emitter:
     def bucket(self, sizes: tuple[int, ...]) -> Bucket:
         by_name = {node.name: node for node in self._placeholders}
         inputs = tuple(self._tensor(by_name[name]) for name in self._inputs)
-        code = []
+        code, events = [], 0
         for node in self._lives.launches:
             code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
+            events = max(events, node.meta.get("event", -1) + 1)
+        streams = self._graph.output_node().meta.get("streams", 1)
+        priorities = self._graph.output_node().meta.get("priorities", ())
         outputs = tuple(self._tensor(node) for node in self._graph.output_node().args[0])
         return Bucket(
             sizes,
@@ -124,6 +128,9 @@ class _Emitter:
             self._plan.lower_bound,
             None,
             tuple(self._copy_offset(by_name[name]) for name in self._inputs),
+            streams,
+            events,
+            priorities if any(priorities) else (),
         )
 
     def _copy_offset(self, placeholder: Node) -> int:
@@ -132,6 +139,10 @@ class _Emitter:
 
     def _instructions(self, node: Node) -> Iterator[Instruction]:
         op = node.target
+        if "event" in node.meta:
+            form = Form.RECORD if op is RECORD else Form.WAIT
+            yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
+            return
         if op in _UNINITIALISED:
             return
         if op in _COPIES or op in _FILLS:
@@ -192,7 +203,7 @@ class _Emitter:
 
     def _make(self, op, form: Form, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node) -> Instruction:
         number = self._tables.ops.number(Op(op.name(), str(op._schema)))
-        return Instruction(number, int(form), args, tuple(kwargs.items()), outs, node.name)
+        return Instruction(number, int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
 
     def _arg(self, arg: object) -> Arg:
         if isinstance(arg, Node):

@@ -19,6 +19,10 @@ class UnsupportedError(AotairError):
     """The graph holds something that an artifact cannot hold."""
 
 
+class GraphError(AotairError):
+    """A custom pass failed, or left a graph, scopes or events that mean nothing."""
+
+
 class ProofError(AotairError):
     """The built program does not answer as the original model does."""
 

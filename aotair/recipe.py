@@ -120,6 +120,12 @@ class Recipe(_Part):
         """What relative paths in the recipe are relative to."""
         return self._file.parent if self._file else Path.cwd()
 
+    def with_config(self, config: CompilerConfig) -> "Recipe":
+        """The same recipe with another config."""
+        changed = self.model_copy(update={"config": config})
+        changed._file = self._file
+        return changed
+
     def dims(self) -> tuple[str, ...]:
         """The dynamic dimensions, in the order in which the inputs name them."""
         return tuple(dict.fromkeys(d for item in self.inputs.values() for d in item.shape if isinstance(d, str)))

@@ -13,6 +13,7 @@ import torch
 
 from aotair_runtime.check import dtype
 
+from .config import CompilerConfig
 from .errors import ModelError
 from .recipe import Recipe
 
@@ -45,6 +46,16 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
     model.eval().requires_grad_(False)
     _check_inputs(model, recipe)
     return model
+
+
+def with_functions(recipe: Recipe) -> CompilerConfig:
+    """The recipe's config with the passes that it names imported. Raises ModelError."""
+    found = {}
+    for option in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        value = getattr(recipe.config, option)
+        if isinstance(value, str):
+            found[option] = import_callable(value, recipe.folder, recipe.where, f"config.{option}")
+    return recipe.config.model_copy(update=found)
 
 
 def import_callable(name: str, folder: Path, where: str, field: str) -> Callable:

@@ -39,6 +39,20 @@ RECIPES = {
     ),
     "structured": recipe("Structured", {"x": {"shape": ["n", 2, 3], "dtype": "float32", "pad": "any"}}, {"n": [2, 4]}),
     "views": recipe("Views", {"x": {"shape": [3, 4], "dtype": "float32"}}),
+    "streams": recipe(
+        "Streams",
+        {"x": {"shape": ["n", "n"], "dtype": "float32"}},
+        {"n": [4, 8]},
+        config={"post_grad_custom_pre_pass": f"{MODELS}:two_streams"},
+    ),
+    "branches": recipe(
+        "Branches",
+        {
+            "x": {"shape": [6, 6], "dtype": "float32"},
+            "cache": {"shape": [6, 6], "dtype": "float32", "mutated": True},
+        },
+        config={"post_grad_custom_pre_pass": f"{MODELS}:a_stream_for_each_branch"},
+    ),
     "halves": recipe(
         "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}
     ),

@@ -168,3 +168,52 @@ class HostOnly(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.eigvalsh(x @ x.t()) + torch.special.airy_ai(x.sum(0))
+
+
+class Streams(nn.Module):
+    """The example of TorchAir's document about custom passes."""
+
+    def forward(self, x: torch.Tensor):
+        product = torch.mm(x, x)
+        positive = torch.abs(product)
+        return torch.add(positive, 1), torch.sub(x, product)
+
+
+def two_streams(gm, example_inputs, config) -> None:
+    """mm and abs on a stream of their own, and sub after them; that add uses abs without a wait is left to be found."""
+    graph, air = gm.graph, torch.ops.air
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.mm.default:
+            with graph.inserting_before(node):
+                graph.call_function(air.scope_enter.default, (["_user_stream_label"], ["stream_1"]))
+        if node.target is torch.ops.aten.abs.default:
+            with graph.inserting_after(node):
+                record = graph.call_function(air.record.default)
+            with graph.inserting_after(record):
+                graph.call_function(air.scope_exit.default)
+        if node.target is torch.ops.aten.sub.Tensor:
+            with graph.inserting_before(node):
+                graph.call_function(air.wait.default, ([record],))
+
+
+class Branches(nn.Module):
+    """Two long branches over a cache that both read, one of them writes, and their sum."""
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor):
+        left, right = x, x + cache
+        for turn in range(4):
+            left = (left @ left).tanh() + turn
+            right = (right.t() @ right).sigmoid() * left
+        cache.add_(left)
+        return left + right, right.softmax(-1)
+
+
+def a_stream_for_each_branch(gm, example_inputs, config) -> None:
+    """Every second product, with what follows it, goes to one of three streams, without a single event."""
+    graph, air = gm.graph, torch.ops.air
+    products = [node for node in graph.nodes if node.target is torch.ops.aten.mm.default]
+    for number, node in enumerate(products[::2]):
+        with graph.inserting_before(node):
+            graph.call_function(air.scope_enter.default, (["_user_stream_label"], [f"side_{number % 3}"]))
+        with graph.inserting_after(node.next):
+            graph.call_function(air.scope_exit.default)

@@ -19,6 +19,7 @@ class GraphBuilder:
         self.graph = torch.fx.Graph()
         self.mode = FakeTensorMode()
         self.stack_trace: str | None = None  # the user's lines that the next calls come from
+        self.stream = 0  # that the next calls run on
 
     def placeholder(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Node:
         node = self.graph.create_node("placeholder", name, name=name)
@@ -31,6 +32,13 @@ class GraphBuilder:
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta["val"] = self.evaluate(target, args, kwargs)
         node.meta["stack_trace"] = self.stack_trace
+        node.meta["stream"] = self.stream
+        return node
+
+    def event(self, like: Node) -> Node:
+        """An event is recorded or waited for, as in the graph that is copied."""
+        node = self.graph.create_node("call_function", like.target, like.args, name=like.name)
+        node.meta |= {key: like.meta.get(key) for key in ("val", "event", "stream", "stack_trace")}
         return node
 
     def evaluate(self, target: Callable, args: tuple, kwargs: Mapping) -> object:
@@ -53,7 +61,9 @@ def specialise(module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...
         if node.op == "placeholder":
             env[node] = _placeholder(build, node, shapes)
         elif node.op == "output":
-            build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
+            build.stream = 0
+            made = build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
+            made.meta |= {key: node.meta[key] for key in ("streams", "priorities") if key in node.meta}
         else:
             env[node] = _call(build, node, env, where)
     return torch.fx.GraphModule({}, build.graph)
@@ -73,7 +83,9 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
 
 def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str) -> object:
     args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
-    build.stack_trace = node.meta.get("stack_trace")
+    build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
+    if "event" in node.meta:
+        return build.event(node)
     try:
         if not _gives_tensors(node):
             return build.evaluate(node.target, args, kwargs)

@@ -6,32 +6,76 @@ from dataclasses import dataclass
 import torch
 
 from ..config import CompilerConfig
-from . import remove_dead_code, remove_noop_ops
+from ..errors import GraphError
+from . import (
+    custom,
+    reinplace_inplaceable_ops,
+    reinplace_input_mutated_ops,
+    remove_dead_code,
+    remove_noop_ops,
+    remove_self_copies,
+    streams,
+)
+from .edits import Edits
 from .observer import Observer
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A graph-to-graph step. `run` changes the graph in place and returns how many rewrites it made."""
+    """A graph-to-graph step: `run` changes the graph in place, and asks leave for each rewrite."""
 
     name: str
-    run: Callable[[torch.fx.GraphModule], int]
+    run: Callable[[torch.fx.GraphModule, Edits], None]
     enabled: Callable[[CompilerConfig], bool] = lambda config: True
 
 
+def _custom(option: str) -> Callable[[torch.fx.GraphModule, Edits], None]:
+    return lambda module, edits: custom.run(module, edits, getattr(edits.config, option))
+
+
+def _is_set(option: str) -> Callable[[CompilerConfig], bool]:
+    return lambda config: getattr(config, option) is not None
+
+
 PIPELINE = (
+    # First, as TorchAir has it: it sees the graph as export made it.
+    Pass("post_grad_custom_pre_pass", _custom("post_grad_custom_pre_pass"), _is_set("post_grad_custom_pre_pass")),
     # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
     Pass("remove_dead_code", remove_dead_code.run),
     # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
     Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
+    # After all that matches patterns, before what changes where results lie.
+    Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
+    # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
+    Pass("streams", streams.run),
+    # Before the next: it turns chains of writes to an intermediate into one, which the next can move into an input.
+    Pass(
+        "reinplace_inplaceable_ops",
+        reinplace_inplaceable_ops.run,
+        lambda config: not config.debug.aclgraph.disable_reinplace_inplaceable_ops_pass,
+    ),
+    Pass(
+        "reinplace_input_mutated_ops",
+        reinplace_input_mutated_ops.run,
+        lambda config: not config.debug.aclgraph.disable_reinplace_input_mutated_ops_pass,
+    ),
+    # Last: the passes before leave them behind.
+    Pass("remove_self_copies", remove_self_copies.run),
 )
 
 
-def apply(module: torch.fx.GraphModule, config: CompilerConfig, observer: Observer) -> None:
-    """Run the pipeline over `module`, in place."""
+def apply(
+    module: torch.fx.GraphModule, config: CompilerConfig, observer: Observer, stop_after: str | None = None
+) -> None:
+    """Run the pipeline over `module`, in place; `stop_after` names the last pass to run."""
+    names = [step.name for step in PIPELINE]
+    if stop_after is not None and stop_after not in names:
+        raise GraphError(f"there is no pass {stop_after!r} to stop after", expected=", ".join(names))
     for step in PIPELINE:
         if step.enabled(config):
-            with observer.watch(step.name, module) as record:
-                record(step.run(module))
+            with observer.watch(step.name, module, config) as edits:
+                step.run(module, edits)
                 module.graph.lint()
                 module.recompile()
+        if step.name == stop_after:
+            break

@@ -3,15 +3,20 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from aotair_runtime.errors import AotairError
+
+from ..config import CompilerConfig
 from ..errors import InternalError
 from ..graph.show import show
 from ..graph.verify import verify
+from ..targets import Target
+from .edits import Edits
 
 log = logging.getLogger("aotair")
 
@@ -29,9 +34,12 @@ class PassRecord:
 
 @dataclass
 class Observer:
-    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None."""
+    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None. `max_rewrites`: how many rewrites all
+    passes together may make, or None."""
 
+    target: Target
     dump: Path | None = None
+    max_rewrites: int | None = None
     records: list[PassRecord] = field(default_factory=list)
     _stages: int = 0
 
@@ -43,16 +51,22 @@ class Observer:
             (self.dump / f"{self._stages:02}_{name}.txt").write_text(show(module))
         self._stages += 1
 
+    def _left(self) -> int | None:
+        return None if self.max_rewrites is None else self.max_rewrites - sum(r.rewrites for r in self.records)
+
     @contextlib.contextmanager
-    def watch(self, name: str, module: torch.fx.GraphModule) -> Iterator[Callable[[int], None]]:
-        """Around a pass over `module`; the pass reports its number of rewrites through what this yields."""
-        before, start, counts = len(module.graph.nodes), time.perf_counter(), []
+    def watch(self, name: str, module: torch.fx.GraphModule, config: CompilerConfig) -> Iterator[Edits]:
+        """Around a pass over `module`, which reports through what this yields."""
+        edits = Edits(name, self.target, config, self._left())
+        before, start = len(module.graph.nodes), time.perf_counter()
         try:
-            yield counts.append
+            yield edits
+        except AotairError:
+            raise
         except Exception as error:
             done = ", ".join(record.name for record in self.records) or "nothing"
             raise InternalError(f"the pass {name} failed after {done}: {error}") from error
         after, seconds = len(module.graph.nodes), time.perf_counter() - start
-        self.records.append(PassRecord(name, sum(counts), before, after, seconds))
-        log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", name, sum(counts), before, after, seconds)
+        self.records.append(PassRecord(name, edits.count, before, after, seconds))
+        log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", name, edits.count, before, after, seconds)
         self.stage(name, module)

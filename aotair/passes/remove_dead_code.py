@@ -5,6 +5,8 @@ Each bucket has concrete shapes that were checked when it was specialised, so th
 
 import torch
 
+from .edits import Edits
+
 _ASSERTIONS = frozenset(
     {
         "aten::_assert_tensor_metadata",
@@ -17,16 +19,21 @@ _ASSERTIONS = frozenset(
 )
 
 
-def run(module: torch.fx.GraphModule) -> int:
-    graph = module.graph
-    before = len(graph.nodes)
-    for node in reversed(graph.nodes):
-        if (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _ASSERTIONS) or (
-            node.op == "call_function" and not node.users and not _has_effect(node)
-        ):
-            graph.erase_node(node)
-    return before - len(graph.nodes)
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
+    for node in reversed(module.graph.nodes):
+        if (_is_assertion(node) or _is_dead(node)) and edits.may(node, "removed"):
+            module.graph.erase_node(node)
+
+
+def _is_assertion(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _ASSERTIONS
+
+
+def _is_dead(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and not node.users and not _has_effect(node)
 
 
 def _has_effect(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    """Whether it writes somewhere, or says on which stream others run (`air`)."""
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and (op._schema.is_mutable or op.namespace == "air")

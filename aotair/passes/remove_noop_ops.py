@@ -8,6 +8,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
+from ..graph.alias import root, written_roots
+from .edits import Edits
+
 _aten = torch.ops.aten
 # Ops that hand on the values of their first argument; whether they change anything else is seen from the layouts.
 _SAME_VALUES = frozenset(
@@ -29,37 +32,16 @@ _SAME_VALUES = frozenset(
 _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
 
 
-def run(module: torch.fx.GraphModule) -> int:
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     written = written_roots(module.graph)
-    removed = 0
     for node in list(module.graph.nodes):
-        if node.target in _SAME_VALUES and _changes_nothing(node) and root(node.args[0]) not in written:
+        if node.target not in _SAME_VALUES or not _changes_nothing(node):
+            continue
+        if root(node.args[0]) in written:
+            edits.declined(node, f"the memory of {node.args[0].name} is written elsewhere")
+        elif edits.may(node, "changes nothing"):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
-            removed += 1
-    return removed
-
-
-def root(node: Node) -> Node:
-    """The node whose memory `node` looks at, through views."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(node.args[0], Node):
-        arguments = node.target._schema.arguments
-        if not arguments or arguments[0].alias_info is None:
-            break
-        node = node.args[0]
-    return node
-
-
-def written_roots(graph: torch.fx.Graph) -> set[Node]:
-    """The roots of all tensors that some op of the graph writes to."""
-    written = set()
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            for position, argument in enumerate(node.target._schema.arguments):
-                value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
-                    written.add(root(value))
-    return written
 
 
 def _changes_nothing(node: Node) -> bool:

@@ -12,6 +12,7 @@ from aotair_runtime.schema import Space
 from ..outs import out_variant
 from ..targets import Target
 from .arena import Interval
+from .concurrency import prolonged
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,12 @@ def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space], target: Target
     for position, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
         analysis.placeholder(node, spaces[node.name], position)
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
+        if "event" in node.meta:
+            analysis.launches.append(node)
+        elif node.op == "call_function" and node.target is not operator.getitem:
             analysis.call(node)
     analysis.outputs(graph.output_node())
+    analysis.last = prolonged(analysis.launches, analysis.accesses, analysis.last)
     intervals = tuple(Interval(*values) for values in zip(analysis.sizes, analysis.first, analysis.last, strict=True))
     return Lifetimes(analysis.homes, intervals, tuple(analysis.launches), analysis.copies)
 
@@ -80,6 +84,7 @@ class _Analysis:
         self.sizes: list[int] = []
         self.first: list[int] = []
         self.last: list[int] = []
+        self.accesses: list[list[int]] = []  # by buffer: the steps that use it
         self.copies: dict[int, int] = {}
         self._roots: dict[int, Root] = {}  # by storage
 
@@ -114,15 +119,16 @@ class _Analysis:
         for node in nodes:
             for _, value in tensors_of(node.meta["val"]):
                 root = self._roots.get(_storage(value))
-                if root is not None and root.space == Space.ARENA:
-                    self.last[root.index] = step
-                elif root is not None and root.space == Space.INPUT:
-                    self.last[self.copies[root.index]] = step
+                if root is not None and root.space in (Space.ARENA, Space.INPUT):
+                    buffer = root.index if root.space == Space.ARENA else self.copies[root.index]
+                    self.last[buffer] = step
+                    self.accesses[buffer].append(step)
 
     def _new_buffer(self, value: torch.Tensor, step: int) -> Root:
         self.sizes.append(value.untyped_storage().nbytes())
         self.first.append(step)
         self.last.append(step)
+        self.accesses.append([step])
         return Root(Space.ARENA, len(self.sizes) - 1)
 
     def _wanted(self, node: Node, count: int) -> set[int]:

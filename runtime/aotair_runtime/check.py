@@ -171,6 +171,10 @@ class _Rules:
     def streams(self, bucket: Bucket, path: str) -> None:
         self.require(1 <= bucket.streams <= _MOST_STREAMS, f"{path}.streams", "a possible number", bucket.streams)
         self.require(0 <= bucket.events <= len(bucket.code), f"{path}.events", "a possible number", bucket.events)
+        fits = not bucket.priorities or len(bucket.priorities) == bucket.streams
+        self.require(fits, f"{path}.priorities", "a priority for each stream", bucket.priorities)
+        in_range = all(-100 <= priority <= 100 for priority in bucket.priorities)
+        self.require(in_range, f"{path}.priorities", "priorities from -100 to 100", bucket.priorities)
         code = [self.program.instructions[number] for number in bucket.code]
         fault = stream_fault(code, bucket.streams, bucket.events)
         self.require(not fault, f"{path}.code", "streams that fork from stream 0 and join it", fault)

@@ -1,9 +1,10 @@
 """One call of a model: arguments to bucket, copy in, replay, hand out."""
 
 import contextlib
+import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ class CallPlan:
     pool: Pool
     captured: Captured
     copied: tuple[int, ...]  # the inputs that are copied in, by position
+    all_copied: bool  # whether these are all the user inputs
     targets: list[torch.Tensor]  # where to
     fills: list[tuple[torch.Tensor, object]]  # pad regions and what they are filled with
     outputs: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
@@ -50,7 +52,7 @@ class LastCall:
     """A call's mutated inputs (identities and addresses), the shapes of its other inputs, and its plan: the same
     again needs no further look. Good while the tensors live, so that an identity means one object."""
 
-    identities: tuple[int, ...]
+    identities: list[int]
     addresses: list[int]
     shapes: list[torch.Size]
     plan: CallPlan
@@ -69,6 +71,7 @@ class Entry:
         self._dtypes = tuple(dtype(item.dtype) for item in spec.inputs)
         self._mutated = tuple(i for i, item in enumerate(spec.inputs) if item.kind == "mutated")
         self._users = tuple(i for i, item in enumerate(spec.inputs) if item.kind != "mutated")
+        self._take_mutated, self._take_users = _taker(self._mutated), _taker(self._users)
         self._user_dtypes = tuple(self._dtypes[i] for i in self._users)
         self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
         self._pack = packer(spec.structure)
@@ -86,7 +89,7 @@ class Entry:
         Raises a subclass of CallError, having changed nothing, where the inputs do not fit.
         """
         mutated = self._mutated
-        users = [tensors[i] for i in self._users] if mutated else tensors
+        users = self._take_users(tensors) if mutated else tensors
         device = self._device.torch_device
         for tensor, dtype_ in zip(users, self._user_dtypes):
             if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
@@ -99,7 +102,7 @@ class Entry:
                 or (mutated and not self._in_the_same_place(last, tensors))
             ):
                 last = self._find_plan(tensors, users)
-            return self._replay(last.plan, tensors)
+            return self._replay(last.plan, tensors, users)
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
@@ -132,14 +135,16 @@ class Entry:
     # ---- one call, in order ---------------------------------------------------------------------------------
 
     def _in_the_same_place(self, last: LastCall, tensors: Sequence[torch.Tensor]) -> bool:
-        mutated = [tensors[i] for i in self._mutated]
+        mutated = self._take_mutated(tensors)
         return (
-            tuple(map(id, mutated)) == last.identities
+            list(map(id, mutated)) == last.identities
             and list(map(_address, mutated)) == last.addresses
             and all(map(_is_contiguous, mutated))
         )
 
-    def _replay(self, plan: CallPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _replay(
+        self, plan: CallPlan, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         pool, counters, number = plan.pool, self.counters, plan.number
         pool.overwrite()
         guard = torch._C._InferenceMode(True)
@@ -147,7 +152,7 @@ class Entry:
             for region, value in plan.fills:
                 region.fill_(value)
             if plan.targets:
-                torch._foreach_copy_(plan.targets, [tensors[i] for i in plan.copied])
+                torch._foreach_copy_(plan.targets, users if plan.all_copied else [tensors[i] for i in plan.copied])
             plan.captured.graph.replay()
         finally:
             del guard
@@ -219,7 +224,7 @@ class Entry:
         plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else ())
         self.graphs.used(plan.number, plan.captured)
         last = LastCall(
-            tuple(map(id, mutated)),
+            list(map(id, mutated)),
             addresses,
             [tensor.shape for tensor in users],
             plan,
@@ -260,6 +265,7 @@ class Entry:
             self.graphs.pools[number],
             captured,
             copied,
+            copied == self._users,
             [_part(buffers[i], tensors[i].shape) for i in copied],
             [fill for i in copied for fill in self._fills(i, buffers[i], tensors[i].shape)],
             [
@@ -323,6 +329,13 @@ class Entry:
                     expected=f"shape {list(want.shape)}, strides {list(want.strides)}",
                     got=f"shape {list(tensors[i].shape)}, strides {list(tensors[i].stride())}",
                 )
+
+
+def _taker(positions: Sequence[int]) -> Callable[[Sequence], Sequence]:
+    """A function that takes the items at `positions` out of a sequence, as fast as Python can."""
+    if not positions or tuple(positions) == tuple(range(positions[0], positions[-1] + 1)):
+        return operator.itemgetter(slice(positions[0], positions[-1] + 1) if positions else slice(0))
+    return operator.itemgetter(*positions)
 
 
 def _part(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -80,12 +80,12 @@ def bind(
     for item in (program.instructions[number] for number in bucket.code):
         if item.stream != stream:
             stream = item.stream
-            calls.append(functools.partial(memory.space.switch, stream))
+            calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
         calls.append(_event(item, memory.space) or call(item, ops[item.op], tensors, device))
         nodes.append(item.node)
     if stream:
-        calls.append(functools.partial(memory.space.switch, 0))
+        calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
     return Bound(
         where,
@@ -94,6 +94,10 @@ def bind(
         tuple(calls),
         tuple(nodes),
     )
+
+
+def _priority(bucket: Bucket, stream: int) -> int:
+    return bucket.priorities[stream] if bucket.priorities and stream else 0
 
 
 def _event(item: Instruction, space: DeviceSpace) -> Callable[[], object] | None:

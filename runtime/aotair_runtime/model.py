@@ -100,6 +100,7 @@ class Model:
         try:
             for spec in program.entry_points:
                 self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
+            self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
             for spec, number in wanted:
                 self.entry_points[spec.name].capture(number)
         except BaseException:
@@ -107,7 +108,7 @@ class Model:
             raise
 
     def __call__(self, *args, **kwargs):
-        return self._main(*args, **kwargs)
+        return (self._only or self._main)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Entry:
         entry = self.__dict__.get("entry_points", {}).get(name)
@@ -190,8 +191,6 @@ class Model:
     @property
     def _main(self) -> Entry:
         entries = self.entry_points
-        if len(entries) == 1:
-            return next(iter(entries.values()))
         if "forward" in entries:
             return entries["forward"]
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))

@@ -192,7 +192,8 @@ class Bucket:
 
     `inputs` and `outputs` are tensor numbers. `height` and `lower_bound` (bytes) are those of the bucket's own plan.
     `input_offsets` is where the copies of inputs lie in the arena (-1: a mutated input, never copied); `streams` and
-    `events` are how many the bucket's capture takes.
+    `events` are how many the bucket's capture takes, `priorities` those of the streams where not all are 0 (lower is
+    more urgent).
     """
 
     sizes: tuple[int, ...]
@@ -206,6 +207,7 @@ class Bucket:
     input_offsets: tuple[int, ...] = ()
     streams: int = 1
     events: int = 0
+    priorities: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from cases import MODELS, RECIPES
 from click.testing import CliRunner
 
 from aotair.cli import main
+from aotair.config import CompilerConfig
+from aotair.passes import PIPELINE
 
 
-def aotair(*arguments: object) -> str:
+def aotair(*arguments: object, fails: bool = False) -> str:
     result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert (result.exit_code != 0) == fails, result.output
     return result.output
 
 
@@ -53,7 +55,15 @@ def test_build_writes_into_the_working_directory_by_default(linear_recipe: Path,
 def test_build_dumps_every_stage(linear_recipe: Path, tmp_path: Path):
     aotair("build", linear_recipe, "-o", tmp_path / "x.aotair", "--dump-graph", tmp_path / "dump")
     names = [file.name for file in sorted((tmp_path / "dump").iterdir())]
-    assert names == ["00_export.txt", "01_remove_dead_code.txt", "02_remove_noop_ops.txt"]
+    steps = [step.name for step in PIPELINE if step.enabled(CompilerConfig())]
+    assert names == [f"{number:02}_{name}.txt" for number, name in enumerate(["export", *steps])]
+
+
+def test_the_pipeline_can_be_stopped_and_limited(linear_recipe: Path, tmp_path: Path):
+    for options in (["--stop-after", "remove_noop_ops"], ["--max-rewrites", "0"]):
+        aotair("build", linear_recipe, "-o", tmp_path / "x.aotair", "--dump-graph", tmp_path / "dump", *options)
+    text = aotair("build", linear_recipe, "-o", tmp_path / "y.aotair", "--stop-after", "nothing", fails=True)
+    assert "no pass 'nothing' to stop after" in text and "remove_noop_ops" in text
 
 
 @pytest.mark.parametrize("model", ["Linear", "Encoder", "Structured"])

@@ -234,3 +234,39 @@ def test_inputs_are_copied_and_states_shared_on_the_device(npu_only):
     assert program.requirements.device == "npu"
     model = npu_only.load("counter", enable_output_clone=True)
     assert [model(torch.ones(n, 4))[0, 0].item() for n in (2, 4, 2)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["streams", "branches"])
+def test_scopes_of_a_custom_pass_are_right_in_every_legal_order(npu_only, original, name: str):
+    model, reference = npu_only.load(name, enable_output_clone=True), original(name)
+    x, cache = (torch.randn(8, 8), None) if name == "streams" else (torch.randn(6, 6), torch.randn(6, 6))
+    for seed in range(1, 201):
+        mine, theirs = ([] if cache is None else [cache.clone()] for _ in range(2))
+        with simnpu.schedule(seed):
+            got = model(x, *mine)
+        for one, other in zip([*got, *mine], [*reference(x, *theirs), *theirs], strict=True):
+            torch.testing.assert_close(one, other)
+    assert model.program.entry_points[0].buckets[0].streams > 1
+
+
+def test_the_hazard_of_the_document_s_example_is_real(npu_only, original, rewritten):
+    """Without the event that the build added for it, some orders are wrong: the repair is what makes them right."""
+
+    def without_the_repair(program):
+        entry = program.entry_points[0]
+        buckets = []
+        for bucket in entry.buckets:
+            code = [program.instructions[number] for number in bucket.code]
+            add = next(number for number, item in enumerate(code) if item.node.startswith("add"))
+            kept = [number for place, number in enumerate(bucket.code) if place != add - 1]
+            buckets.append(dataclasses.replace(bucket, code=tuple(kept)))
+        return dataclasses.replace(program, entry_points=(dataclasses.replace(entry, buckets=tuple(buckets)),))
+
+    model = aotair.load(rewritten("streams", without_the_repair), device="npu", enable_output_clone=True)
+    x = torch.randn(8, 8)
+    want = original("streams")(x)[0]
+    wrong = 0
+    for seed in range(1, 61):
+        with simnpu.schedule(seed):
+            wrong += not torch.allclose(model(x)[0], want, atol=1e-5)
+    assert wrong > 5

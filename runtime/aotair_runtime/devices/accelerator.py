@@ -92,7 +92,8 @@ class GraphSpace:
 
     def __init__(self, device: Accelerator, nbytes: int):
         self._device, self._vendor = device, device.vendor
-        self._streams = [self._vendor.api.Stream(device.torch_device)]
+        self._main = self._vendor.api.Stream(device.torch_device)
+        self._streams = {(0, 0): self._main}  # by number and priority
         self._events: dict[int, object] = {}
         self._pool: tuple[int, int] | None = None
         self._pools: list[tuple[int, int]] = []
@@ -104,7 +105,7 @@ class GraphSpace:
     def warm_up(self, run: Callable[[], object]) -> None:
         with self._recording():
             run()
-        self._streams[0].synchronize()
+        self._main.synchronize()
 
     def capture(self, run: Callable[[], object]) -> Graph:
         with self._device.capturing:
@@ -112,10 +113,10 @@ class GraphSpace:
                 self._open(None)
             return self._record(run)
 
-    def switch(self, stream: int) -> None:
-        while len(self._streams) <= stream:
-            self._streams.append(self._another_stream())
-        self._vendor.api.set_stream(self._streams[stream])
+    def switch(self, stream: int, priority: int) -> None:
+        if (stream, priority) not in self._streams:
+            self._streams[stream, priority] = self._another_stream(priority)
+        self._vendor.api.set_stream(self._streams[stream, priority])
 
     def record(self, event: int) -> None:
         self._events[event] = self._vendor.api.Event()
@@ -185,7 +186,7 @@ class GraphSpace:
 
     def _abandon(self, graph) -> None:
         """End a capture whose instructions failed, and drop what there is of it."""
-        self._vendor.api.set_stream(self._streams[0])
+        self._vendor.api.set_stream(self._main)
         try:
             graph.capture_end()
         except RuntimeError:  # the fault that ended `run` has spoilt the capture too: nothing of it is left
@@ -203,8 +204,8 @@ class GraphSpace:
         self._events.clear()
         try:
             with torch.inference_mode():
-                self._streams[0].wait_stream(before)
-                api.set_stream(self._streams[0])
+                self._main.wait_stream(before)
+                api.set_stream(self._main)
                 yield
         finally:
             api.set_stream(before)
@@ -212,9 +213,9 @@ class GraphSpace:
             if collects:
                 gc.enable()
 
-    def _another_stream(self):
+    def _another_stream(self, priority: int):
         for _ in range(_ALIKE):
-            stream = self._vendor.api.Stream(self._device.torch_device)
-            if stream not in self._streams:
+            stream = self._vendor.api.Stream(self._device.torch_device, priority=priority)
+            if stream not in self._streams.values():
                 return stream
         raise CaptureError(f"torch has no more than {_ALIKE} streams", got=f"{len(self._streams)} in use by one bucket")

@@ -71,8 +71,9 @@ class Space(Protocol):
         """Record what `run` launches; where that fails, nothing of it is left. Raises what `run` raises, or
         CaptureError."""
 
-    def switch(self, stream: int) -> None:
-        """Within `run`: what follows goes to the space's stream of that number; 0 is the one of the capture."""
+    def switch(self, stream: int, priority: int) -> None:
+        """Within `run`: what follows goes to the space's stream of that number and priority (lower is more urgent);
+        number 0 is the one of the capture."""
 
     def record(self, event: int) -> None:
         """Within `run`: record an event on the current stream."""

@@ -29,7 +29,7 @@ class HostSpace:
     def capture(self, run: Callable[[], object]) -> LaunchList:
         return LaunchList(run)
 
-    def switch(self, stream: int) -> None:
+    def switch(self, *_: int) -> None:
         """The order of the program is a legal order of its streams."""
 
     record = wait = switch

@@ -1,0 +1,84 @@
+"""Which nodes look at the same memory, who writes it, and who uses it last."""
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx.node import Node
+
+
+def base(node: Node) -> Node | None:
+    """The node whose memory this one looks at or writes in place; None where its result is memory of its own."""
+    if node.op != "call_function" or not node.args:
+        return None
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return source if base(source) is not None else None  # a part of a list of views; else one of several results
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    first = node.target._schema.arguments[:1]
+    if not first or first[0].alias_info is None or not isinstance(node.args[0], Node):
+        return None
+    return node.args[0]
+
+
+def root(node: Node) -> Node:
+    """The node that brought the memory `node` looks at, through views and in-place ops."""
+    while (source := base(node)) is not None:
+        node = source
+    return node
+
+
+def written(node: Node) -> Iterator[Node]:
+    """The arguments that a node writes into."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, Node):
+                yield item
+
+
+def written_roots(graph: torch.fx.Graph) -> set[Node]:
+    """The roots of all tensors that some node of the graph writes into."""
+    return {root(item) for node in graph.nodes for item in written(node)}
+
+
+class Uses:
+    """By root: the position of the last node that uses its memory. Follows rewrites through `merge`.
+
+    Positions are those of the nodes when this was made.
+    """
+
+    def __init__(self, graph: torch.fx.Graph):
+        self.position = {node: number for number, node in enumerate(graph.nodes)}
+        self._root: dict[Node, Node] = {}
+        self._last: dict[Node, int] = {}
+        for node, number in self.position.items():
+            source = base(node)
+            self._root[node] = self._root[source] if source is not None else node
+            for argument in node.all_input_nodes:
+                self._last[self._root[argument]] = number
+
+    def root(self, node: Node) -> Node:
+        """The node that brought the memory, as the rewrites so far have it."""
+        found = self._root[node]
+        while found is not self._root[found]:
+            found = self._root[found]
+        while self._root[node] is not found:  # shorten the way for the next who asks
+            self._root[node], node = found, self._root[node]
+        return found
+
+    def last(self, node: Node) -> int:
+        """Where the memory of `node` is used for the last time."""
+        return self._last.get(self.root(node), -1)
+
+    def merge(self, result: Node, source: Node) -> None:
+        """From now on `result` is the memory of `source`."""
+        mine, theirs = self.root(result), self.root(source)
+        if mine is not theirs:
+            self._root[mine] = theirs
+            self._last[theirs] = max(self._last.get(theirs, -1), self._last.get(mine, -1))

@@ -1,0 +1,87 @@
+"""A user's own pass, `f(gm, example_inputs, config) -> None`: called, checked, and its new nodes' shapes worked out."""
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Node, map_arg
+
+from ..errors import GraphError
+from ..graph.inplace import same_layout
+from ..graph.verify import source
+from ..ops import air
+from .edits import Edits
+
+air.define()
+
+
+def run(module: torch.fx.GraphModule, edits: Edits, function: Callable) -> None:
+    """Raises GraphError, naming the pass, where it raises or leaves a graph that is none."""
+    name = f"{edits.name} ({getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)})"
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    promised = [node.meta["val"] for node in module.graph.output_node().args[0]]
+    nodes = set(module.graph.nodes)
+    try:
+        function(module, [node.meta["val"] for node in placeholders], edits.config)
+    except Exception as error:
+        raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}") from error
+    _check(module, name, placeholders)
+    _work_out_shapes(module, name)
+    for position, (node, before) in enumerate(zip(module.graph.output_node().args[0], promised)):
+        after = node.meta["val"]
+        if not same_layout(after, before) and (after.dtype != before.dtype or after.shape != before.shape):
+            raise GraphError(f"the pass {name} changed the output {position}", expected=_text(before), got=_text(after))
+    for node in set(module.graph.nodes) ^ nodes:
+        edits.may(node, "added or removed")
+
+
+def _check(module: torch.fx.GraphModule, name: str, placeholders: list[Node]) -> None:
+    try:
+        module.graph.lint()
+    except Exception as error:
+        raise GraphError(f"the pass {name} left a broken graph", got=str(error).splitlines()[0]) from error
+    if [node for node in module.graph.nodes if node.op == "placeholder"] != placeholders:
+        raise GraphError(f"the pass {name} added or removed inputs", expected=f"{len(placeholders)} placeholders")
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise GraphError(f"the pass {name} left a {node.op} node: {node.name}", expected="calls of op overloads")
+        overload = isinstance(node.target, torch._ops.OpOverload)
+        if (
+            node.op == "call_function"
+            and not overload
+            and getattr(node.target, "__module__", "").startswith("torch._ops")
+        ):
+            raise GraphError(
+                f"the pass {name} calls {node.target} without an overload at {node.name}",
+                fix=f"write torch.ops.{node.target}.default, or the overload that is meant",
+            )
+    output = module.graph.output_node()
+    if not isinstance(output.args[0], (tuple, list)) or not all(isinstance(arg, Node) for arg in output.args[0]):
+        raise GraphError(f"the pass {name} left an output that is no flat tuple of nodes")
+
+
+def _work_out_shapes(module: torch.fx.GraphModule, name: str) -> None:
+    """Every node's fake tensors anew: the pass may have changed what a node calls."""
+    mode = next(
+        (n.meta["val"].fake_mode for n in module.graph.nodes if isinstance(n.meta.get("val"), FakeTensor)), None
+    )
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        try:
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+            if node.target is operator.getitem:
+                node.meta["val"] = args[0][args[1]]
+            else:
+                with mode, torch.no_grad():
+                    node.meta["val"] = node.target(*args, **kwargs)
+        except Exception as error:
+            raise GraphError(
+                f"the pass {name} left a call that cannot be made: {node.name}{source(node)}",
+                got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            ) from error
+
+
+def _text(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

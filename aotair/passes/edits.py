@@ -1,0 +1,41 @@
+"""What a pass reports through: leave for each rewrite, what it did, and why a candidate was left alone."""
+
+import logging
+from collections import Counter
+
+from torch.fx.node import Node
+
+from ..config import CompilerConfig
+from ..graph.show import target_name
+from ..graph.verify import source
+from ..targets import Target
+
+log = logging.getLogger("aotair")
+
+
+class Edits:
+    """One pass over one graph, for one target. `limit`: the most rewrites (None: any number), to find a wrong one by
+    halves."""
+
+    def __init__(self, name: str, target: Target, config: CompilerConfig, limit: int | None = None):
+        self.name, self.target, self.config, self.count = name, target, config, 0
+        self.reasons: Counter[str] = Counter()
+        self._limit = limit
+
+    def may(self, node: Node, what: str) -> bool:
+        """Leave to rewrite `node`, counted; a pass that gets none leaves it as it is."""
+        if self._limit is not None and self.count >= self._limit:
+            return False
+        self.count += 1
+        log.debug("%s: %s %s%s", self.name, node.name, what, source(node))
+        return True
+
+    def skipped(self, why: str) -> None:
+        """The pass leaves the whole graph alone."""
+        self.reasons[why] += 1
+        log.info("%s: skipped, because %s", self.name, why)
+
+    def declined(self, node: Node, why: str) -> None:
+        """`node` was a candidate and stays as it is."""
+        self.reasons[why] += 1
+        log.debug("%s: %s (%s) stays as it is: %s%s", self.name, node.name, target_name(node), why, source(node))

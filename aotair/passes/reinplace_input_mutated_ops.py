@@ -1,0 +1,143 @@
+"""An out-of-place op whose result is copied back into an input or a state writes there at once.
+
+Export leaves `new = op(cache, …)` and, at the end, `copy_(cache, new)`. Where nobody reads the old values after `op`,
+it becomes `op_(cache, …)`, and the copy of the tensor onto itself is removed. Chains of such ops go as a whole.
+"""
+
+import torch
+from torch.fx.node import Node
+
+from ..graph.alias import base, root
+from ..graph.inplace import inplace_overload, same_layout, why_not_over
+from ..targets import Target
+from .edits import Edits
+from .streams import several_streams
+
+_aten = torch.ops.aten
+# A scatter into a view, and the view it writes through: `slice_scatter(x, s, …)` is `slice(x, …).copy_(s)`.
+VIEW_OF_SCATTER = {
+    _aten.slice_scatter.default: _aten.slice.Tensor,
+    _aten.select_scatter.default: _aten.select.int,
+    _aten.diagonal_scatter.default: _aten.diagonal.default,
+}
+_RESHAPES = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.t.default,
+    }
+)
+
+
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
+    if several_streams(module.graph.nodes):
+        edits.skipped("the graph has several streams")
+        return
+    graph = module.graph
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in [n for n in graph.nodes if n.target is _aten.copy_.default]:
+        target, value = node.args[0], node.args[1]
+        if target.op != "placeholder" or not isinstance(value, Node) or root(value) is target:
+            continue
+        links = _links(value, target)
+        if links is None:
+            edits.declined(node, f"{value.name} is not made from {target.name} by ops that have an in-place form")
+            continue
+        why = _why_not(node, target, value, links, order) or _no_kernel(links, edits.target)
+        if why:
+            edits.declined(links[0], why)
+        elif edits.may(links[0], f"writes into {target.name}"):
+            for link in links:
+                _convert(graph, link)
+            graph.erase_node(node)
+
+
+def _links(value: Node, target: Node) -> list[Node] | None:
+    """The ops that make `value` from `target`, one after the other, earliest first; None where it is not so made."""
+    links: list[Node] = []
+    node = value
+    while node is not target:
+        if node.target in VIEW_OF_SCATTER or inplace_overload(node.target) is not None:
+            links.append(node)
+        elif base(node) is None or (node.target not in _RESHAPES and not _is_inplace(node)):
+            return None
+        node = node.args[0]
+        if not isinstance(node, Node):
+            return None
+    return links[::-1] or None
+
+
+def _is_inplace(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: dict[Node, int]) -> str:
+    if not same_layout(value.meta["val"], target.meta["val"]):
+        return f"{value.name} and {target.name} do not lie in memory alike"
+    memory = everything = _same_memory(target)
+    chain = {*links, copy}
+    for link in links:
+        why = why_not_over(link, link.args[0])
+        if why:
+            return why
+        for other in (n for n in link.all_input_nodes if n is not link.args[0]):
+            if other in everything:
+                return f"another argument of {link.name} shares the memory of {target.name}"
+        if _given_twice(link):
+            return f"{link.name} is given {link.args[0].name} twice"
+        late = [user for node in memory for user in node.users if user not in chain and order[user] > order[link]]
+        late = [user for user in late if user not in memory]
+        if late:
+            return f"{late[0].name} uses the old value of {target.name} later"
+        memory = _same_memory(link)
+        everything = everything | memory
+    if any(user.op == "output" for node in memory for user in node.users):
+        return f"what {links[-1].name} makes is returned too"
+    return ""
+
+
+def _no_kernel(links: list[Node], target: Target) -> str:
+    overloads = [inplace_overload(link.target) for link in links if link.target not in VIEW_OF_SCATTER]
+    lacking = [overload for overload in overloads if not target.runs(overload)]
+    return f"{target.kind} has no kernel for {lacking[0]}" if lacking else ""
+
+
+def _same_memory(start: Node) -> set[Node]:
+    """The node and everything that looks at its memory."""
+    found, waiting = set(), [start]
+    while waiting:
+        node = waiting.pop()
+        found.add(node)
+        waiting += [user for user in node.users if base(user) is node and user not in found]
+    return found
+
+
+def _given_twice(node: Node) -> bool:
+    given: list[object] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), given.append)
+    return given.count(node.args[0]) > 1
+
+
+def _convert(graph: torch.fx.Graph, link: Node) -> None:
+    if link.target not in VIEW_OF_SCATTER:
+        link.target = inplace_overload(link.target)
+        return
+    into, source, *where = link.args
+    with graph.inserting_before(link):
+        part = graph.call_function(VIEW_OF_SCATTER[link.target], (into, *where), dict(link.kwargs))
+        part.meta.update(link.meta)
+        with link.meta["val"].fake_mode:
+            part.meta["val"] = part.target(into.meta["val"], *_values(where), **_values(link.kwargs))
+        written = graph.call_function(_aten.copy_.default, (part, source))
+        written.meta.update(part.meta)
+    link.replace_all_uses_with(into)
+    graph.erase_node(link)
+
+
+def _values(args):
+    return torch.fx.node.map_arg(args, lambda node: node.meta["val"])

@@ -1,0 +1,136 @@
+"""A user's own pass: called with what TorchAir gives it, checked, and told what it broke."""
+
+import pytest
+import torch
+from cases import MODELS, RECIPES
+
+import aotair
+from aotair.errors import GraphError, ModelError, RecipeError
+
+aten = torch.ops.aten
+LINEAR = RECIPES["linear"]
+
+
+def build(tmp_path, function, where: str = "post_grad_custom_pre_pass"):
+    return aotair.build(LINEAR, tmp_path / "x.aotair", **{where: function})
+
+
+@pytest.mark.parametrize("where", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+def test_a_pass_sees_the_graph_its_fake_inputs_and_the_config(tmp_path, where):
+    seen = []
+
+    def look(gm, example_inputs, config):
+        seen.append((type(gm).__name__, len(example_inputs), config.debug.aclgraph.clone_input))
+        assert all(isinstance(value, torch.Tensor) for value in example_inputs)
+        assert [n.op for n in gm.graph.nodes].count("placeholder") == len(example_inputs)
+        return "ignored"
+
+    build(tmp_path, look, where)
+    assert seen == [("GraphModule", 3, True)]
+
+
+def test_a_pass_changes_what_is_built(tmp_path):
+    """Twice the negative is the same number: the build proves that, and the program shows it."""
+
+    def negate_twice(gm, example_inputs, config):
+        (output,) = gm.graph.output_node().args[0]
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            once = gm.graph.call_function(aten.neg.default, (output,))
+            twice = gm.graph.call_function(aten.neg.default, (once,))
+        gm.graph.output_node().args = ((twice,),)
+
+    from aotair_runtime.artifact import read_program
+
+    names = [op.name for op in read_program(build(tmp_path, negate_twice)).ops]
+    assert any("neg" in name for name in names)
+
+
+def test_a_pass_that_changes_numbers_is_found_by_the_proof(tmp_path):
+    def wrong(gm, example_inputs, config):
+        for node in gm.graph.nodes:
+            if node.target is aten.linear.default:
+                with gm.graph.inserting_after(node):
+                    other = gm.graph.call_function(aten.mul.Tensor, (node, 2))
+                node.replace_all_uses_with(other)
+                other.args = (node, 2)
+
+    with pytest.raises(aotair.AotairError, match="not the original model's"):
+        build(tmp_path, wrong)
+
+
+def _raises(gm, example_inputs, config):
+    raise ValueError("no such pattern")
+
+
+def _no_overload(gm, example_inputs, config):
+    (output,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.output_node().args = ((gm.graph.call_function(aten.neg, (output,)),),)
+
+
+def _impossible(gm, example_inputs, config):
+    (output,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.output_node().args = ((gm.graph.call_function(aten.view.default, (output, [7, 7])),),)
+
+
+def _other_shape(gm, example_inputs, config):
+    (output,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.output_node().args = ((gm.graph.call_function(aten.sum.default, (output,)),),)
+
+
+def _wrong_order(gm, example_inputs, config):
+    first = next(n for n in gm.graph.nodes if n.op == "call_function")
+    (output,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_before(first):
+        made = gm.graph.call_function(aten.neg.default, (output,))
+    gm.graph.output_node().args = ((made,),)
+
+
+def _another_input(gm, example_inputs, config):
+    first = next(iter(gm.graph.nodes))
+    with gm.graph.inserting_before(first):
+        gm.graph.placeholder("more")
+
+
+def _a_constant(gm, example_inputs, config):
+    gm.extra = torch.ones(3)
+    (output,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        constant = gm.graph.get_attr("extra")
+        gm.graph.output_node().args = ((gm.graph.call_function(aten.add.Tensor, (output, constant)),),)
+
+
+def _a_list(gm, example_inputs, config):
+    gm.graph.output_node().args = ([gm.graph.output_node().args[0]],)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (_raises, "raised ValueError: no such pattern"),
+        (_no_overload, "without an overload"),
+        (_impossible, "left a call that cannot be made"),
+        (_other_shape, "changed the output 0"),
+        (_wrong_order, "left a broken graph"),
+        (_another_input, "added or removed inputs"),
+        (_a_constant, "left a get_attr node"),
+        (_a_list, "no flat tuple of nodes"),
+    ],
+)
+def test_what_a_pass_broke_is_said(tmp_path, function, says):
+    with pytest.raises(GraphError) as caught:
+        build(tmp_path, function)
+    assert says in str(caught.value)
+    assert f"post_grad_custom_pre_pass ({__name__}:{function.__name__})" in str(caught.value)
+    assert not (tmp_path / "x.aotair").exists()
+
+
+def test_a_pass_is_named_in_the_recipe(tmp_path):
+    recipe = RECIPES["streams"] | {"config": {"post_grad_custom_post_pass": f"{MODELS}:two_streams"}}
+    aotair.build(recipe, tmp_path / "x.aotair")
+    with pytest.raises(ModelError, match=r"config\.post_grad_custom_pre_pass: cannot import"):
+        aotair.build(LINEAR | {"config": {"post_grad_custom_pre_pass": "nowhere:f"}}, tmp_path / "y.aotair")
+    with pytest.raises(RecipeError, match="expected module:function"):
+        aotair.build(LINEAR | {"config": {"post_grad_custom_pre_pass": 3}}, tmp_path / "y.aotair")
