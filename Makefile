@@ -11,7 +11,7 @@ CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-cuda lint bench clean
+.PHONY: help demo test fuzz test-cuda lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,10 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
 	$(BIN)/python -m pytest
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime
+
+fuzz: $(INSTALLED) ## 2,000 random graphs through the whole line (20 minutes), 600 of them on the simulated NPU
+	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py --graphs 600
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py

@@ -31,6 +31,7 @@ class AclGraphDebug(_Options):
     clone_input: bool = Field(True, description="copy user inputs into memory that all buckets share")
     enable_output_clone: bool = Field(False, description="hand out outputs as fresh tensors")
     disable_mempool_reuse_in_same_fx: bool = Field(False, description="give each bucket memory of its own")
+    remove_cat_ops: bool = Field(True, description="let producers write straight into the slices of a cat's result")
     disable_reinplace_inplaceable_ops_pass: bool = Field(
         False, description="leave intermediate ops out-of-place that could write into their first argument"
     )

@@ -33,8 +33,13 @@ from .plan.lifetimes import Home, Lifetimes
 from .targets import Target
 
 _aten = torch.ops.aten
-# Ops that only copy their first argument, perhaps to another dtype: written as a copy into planned memory.
-_COPIES = frozenset({_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh_copy.default})
+# Ops that only copy an argument, perhaps to another dtype or shape: written as a copy into planned memory. Which one.
+_COPIES = {
+    _aten.clone.default: 0,
+    _aten._to_copy.default: 0,
+    _aten.lift_fresh_copy.default: 0,
+    _aten.copy.default: 1,
+}
 # Factories of one value: written as a fill of planned memory. The value, or the name of the argument that has it.
 _FILLS = {
     _aten.full.default: "fill_value",
@@ -156,8 +161,12 @@ class _Emitter:
                 f"the op {op} has no kernel on {self._target.kind}{source(node)}",
                 fix="write it with other ops: it would run on the host, which a capture cannot record",
             )
-        if op._schema.is_mutable:
+        if op._schema.is_mutable and not any(r.alias_info is None for r in op._schema.returns):
             yield self._make(op, Form.EFFECT, args, kwargs, (), node)
+        elif op._schema.is_mutable:
+            fresh = [result.alias_info is None for result in op._schema.returns]
+            outs = tuple(n if wanted else -1 for n, wanted in zip(self._results(node), fresh))
+            yield self._make(op, Form.COPY, args, kwargs, outs, node)
         elif out is not None:
             takes = {argument.name for argument in out._schema.arguments}
             kept = {name: value for name, value in kwargs.items() if name in takes}
@@ -170,7 +179,8 @@ class _Emitter:
     def _fill_or_copy(self, node: Node) -> Instruction:
         target = TensorArg(self._tensor(node))
         if node.target in _COPIES:
-            return self._make(_aten.copy_.default, Form.EFFECT, (target, self._arg(node.args[0])), {}, (), node)
+            source = self._arg(node.args[_COPIES[node.target]])
+            return self._make(_aten.copy_.default, Form.EFFECT, (target, source), {}, (), node)
         return self._make(_aten.fill_.Scalar, Form.EFFECT, (target, _fill_value(node)), {}, (), node)
 
     def _chunked(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:

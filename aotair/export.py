@@ -19,6 +19,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from aotair_runtime.check import dtype
 
 from .errors import ExportError, UnsupportedError
+from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
@@ -157,6 +158,7 @@ def _composites_to_decompose() -> dict:
 def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
+    decompose(module)
     refuse_unsupported(module, recipe.where)
     inputs: dict[str, str] = {}
     tensors: dict[str, Constant] = {}

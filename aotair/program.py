@@ -19,6 +19,7 @@ from aotair_runtime.schema import (
     Tolerance,
 )
 
+from . import passes
 from .emit import Tables, emit
 from .errors import InternalError
 from .export import Exported
@@ -100,6 +101,7 @@ def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: 
     module = specialise(exported.module, shapes, where)
     verify(module, "specialise")
     target = Target(recipe.target.device)
+    passes.apply_to_bucket(module, recipe.config, target)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
     plan = plan_arena(lives.intervals, ALIGNMENT)
     wrong = violations(lives.intervals, plan, ALIGNMENT)

@@ -50,7 +50,8 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
 
 def on_host(artifact: Artifact) -> Model:
     """The artifact on this machine's CPU, whatever device it is built for."""
-    return Model(artifact, open_device("cpu"), Settings(enable_output_clone=True))
+    namespaces = {op.name.partition("::")[0] for op in artifact.program.ops}  # the recipe's own model uses them
+    return Model(artifact, open_device("cpu"), Settings(enable_output_clone=True, allow_namespaces=tuple(namespaces)))
 
 
 class _Original:

@@ -217,3 +217,34 @@ def a_stream_for_each_branch(gm, example_inputs, config) -> None:
             graph.call_function(air.scope_enter.default, (["_user_stream_label"], [f"side_{number % 3}"]))
         with graph.inserting_after(node.next):
             graph.call_function(air.scope_exit.default)
+
+
+class Joined(nn.Module):
+    """Results that are put together along the first dimension."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.tanh(), x.sigmoid(), x.exp().sin()]).sum(0)
+
+
+@torch.library.custom_op("aotairtest::accumulate", mutates_args={"total"})
+def accumulate(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """An op of a user's own that writes into an argument, and returns something else."""
+    total.add_(x)
+    return x * 2
+
+
+@accumulate.register_fake
+def _accumulate_shape(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Accumulates(nn.Module):
+    """A custom op that writes into a cache of the caller and into a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.aotairtest.accumulate(total, x)
+        return torch.ops.aotairtest.accumulate(self.seen, y) + total

@@ -16,10 +16,11 @@ def base(node: Node) -> Node | None:
         return source if base(source) is not None else None  # a part of a list of views; else one of several results
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
-    first = node.target._schema.arguments[:1]
-    if not first or first[0].alias_info is None or not isinstance(node.args[0], Node):
+    schema = node.target._schema
+    if not schema.arguments or schema.arguments[0].alias_info is None or not isinstance(node.args[0], Node):
         return None
-    return node.args[0]
+    # An op may write into its first argument and return something else.
+    return node.args[0] if schema.returns and schema.returns[0].alias_info is not None else None
 
 
 def root(node: Node) -> Node:

@@ -12,7 +12,7 @@ _aten = torch.ops.aten
 # In-place by name, but not by meaning: they change what a tensor refers to.
 _METADATA = frozenset({"resize", "resize_as", "set", "rename", "requires_grad", "detach", "squeeze", "unsqueeze"})
 # Views under which elements may share memory, whatever the strides say.
-_OVERLAPPING = frozenset({_aten.as_strided.default, _aten.unfold.default, _aten.expand.default})
+_OVERLAPPING = frozenset({_aten.unfold.default, _aten.expand.default})
 
 
 @functools.cache
@@ -63,13 +63,25 @@ def why_not_over(node: Node, target: Node) -> str:
     return ""
 
 
+def is_reshape(node: Node) -> bool:
+    """Whether an `as_strided` only restates the shape of a contiguous tensor, all of it."""
+    value, whole = node.meta["val"], node.args[0].meta["val"]
+    offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    return (
+        offset in (None, 0)
+        and statically_known_true(value.numel() == whole.numel())
+        and value.is_contiguous()
+        and whole.is_contiguous()
+    )
+
+
 def overlaps(node: Node) -> bool:
     """Whether elements of the tensor may share memory."""
     value = node.meta["val"]
     if any(stride == 0 and size != 1 for size, stride in zip(value.shape, value.stride())):
         return True
     while node is not None:
-        if node.target in _OVERLAPPING:
+        if node.target in _OVERLAPPING or (node.target is _aten.as_strided.default and not is_reshape(node)):
             return True
         node = base(node)
     return False

@@ -51,7 +51,21 @@ def _arange(build: "GraphBuilder", *bounds, **options) -> Node:
     return build.call(_aten.arange.start_step, start, end, step, **options)
 
 
+def _scatter(view: torch._ops.OpOverload):
+    """A scatter into a view as a copy of the whole, and a copy into the view of that."""
+
+    def lower(build: "GraphBuilder", whole: Node, source: Node, *where, **options) -> Node:
+        copied = build.call(_aten.clone.default, whole)
+        build.call(_aten.copy_.default, build.call(view, copied, *where, **options), source)
+        return copied
+
+    return lower
+
+
 LOWERINGS = {
+    _aten.slice_scatter.default: _scatter(_aten.slice.Tensor),
+    _aten.select_scatter.default: _scatter(_aten.select.int),
+    _aten.diagonal_scatter.default: _scatter(_aten.diagonal.default),
     _aten.linear.default: _linear,
     _aten.embedding.default: _embedding,
     _aten.arange.default: _arange,

@@ -7,10 +7,14 @@ import torch
 
 from ..config import CompilerConfig
 from ..errors import GraphError
+from ..graph.verify import verify
+from ..targets import Target
 from . import (
     custom,
+    recover_view_inplace,
     reinplace_inplaceable_ops,
     reinplace_input_mutated_ops,
+    remove_cat_ops,
     remove_dead_code,
     remove_noop_ops,
     remove_self_copies,
@@ -44,6 +48,8 @@ PIPELINE = (
     Pass("remove_dead_code", remove_dead_code.run),
     # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
     Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
+    # Before anything that counts users: a write through a view is one node instead of four.
+    Pass("recover_view_inplace", recover_view_inplace.run),
     # After all that matches patterns, before what changes where results lie.
     Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
@@ -59,9 +65,27 @@ PIPELINE = (
         reinplace_input_mutated_ops.run,
         lambda config: not config.debug.aclgraph.disable_reinplace_input_mutated_ops_pass,
     ),
-    # Last: the passes before leave them behind.
+    # The passes before leave them behind.
     Pass("remove_self_copies", remove_self_copies.run),
+    # Again, last: views and copies whose only users are gone.
+    Pass("remove_dead_code", remove_dead_code.run),
 )
+
+
+# For the graph of one bucket, where sizes are numbers.
+BUCKET_PIPELINE = (
+    # Needs to know where each part of a result begins, in bytes.
+    Pass("remove_cat_ops", remove_cat_ops.run, lambda config: config.debug.aclgraph.remove_cat_ops),
+)
+
+
+def apply_to_bucket(module: torch.fx.GraphModule, config: CompilerConfig, target: Target) -> None:
+    """Run the passes that need concrete sizes, in place."""
+    for step in BUCKET_PIPELINE:
+        if step.enabled(config):
+            step.run(module, Edits(step.name, target, config))
+            verify(module, step.name)
+            module.recompile()
 
 
 def apply(

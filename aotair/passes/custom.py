@@ -1,13 +1,12 @@
 """A user's own pass, `f(gm, example_inputs, config) -> None`: called, checked, and its new nodes' shapes worked out."""
 
-import operator
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 
 from ..errors import GraphError
+from ..graph.fake import CannotEvaluate, recompute
 from ..graph.inplace import same_layout
 from ..graph.verify import source
 from ..ops import air
@@ -27,7 +26,12 @@ def run(module: torch.fx.GraphModule, edits: Edits, function: Callable) -> None:
     except Exception as error:
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}") from error
     _check(module, name, placeholders)
-    _work_out_shapes(module, name)
+    try:
+        recompute(module.graph)
+    except CannotEvaluate as error:
+        raise GraphError(
+            f"the pass {name} left a call that cannot be made: {error.node.name}{source(error.node)}", got=str(error)
+        ) from error
     for position, (node, before) in enumerate(zip(module.graph.output_node().args[0], promised)):
         after = node.meta["val"]
         if not same_layout(after, before) and (after.dtype != before.dtype or after.shape != before.shape):
@@ -59,28 +63,6 @@ def _check(module: torch.fx.GraphModule, name: str, placeholders: list[Node]) ->
     output = module.graph.output_node()
     if not isinstance(output.args[0], (tuple, list)) or not all(isinstance(arg, Node) for arg in output.args[0]):
         raise GraphError(f"the pass {name} left an output that is no flat tuple of nodes")
-
-
-def _work_out_shapes(module: torch.fx.GraphModule, name: str) -> None:
-    """Every node's fake tensors anew: the pass may have changed what a node calls."""
-    mode = next(
-        (n.meta["val"].fake_mode for n in module.graph.nodes if isinstance(n.meta.get("val"), FakeTensor)), None
-    )
-    for node in module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        try:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-            if node.target is operator.getitem:
-                node.meta["val"] = args[0][args[1]]
-            else:
-                with mode, torch.no_grad():
-                    node.meta["val"] = node.target(*args, **kwargs)
-        except Exception as error:
-            raise GraphError(
-                f"the pass {name} left a call that cannot be made: {node.name}{source(node)}",
-                got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            ) from error
 
 
 def _text(value: torch.Tensor) -> str:

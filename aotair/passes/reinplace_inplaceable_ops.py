@@ -4,8 +4,9 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import Uses
-from ..graph.inplace import inplace_overload, why_not_over
+from ..graph.inplace import inplace_overload, overlaps, why_not_over
 from .edits import Edits
+from .multi_output import form_of, results, to_inplace
 from .streams import several_streams
 
 
@@ -16,6 +17,9 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     uses = Uses(module.graph)
     returned = list(module.graph.output_node().args[0])
     for node in list(module.graph.nodes):
+        if (form := form_of(node)) is not None:
+            _multi_output(module.graph, node, form, uses, returned, edits)
+            continue
         overload = inplace_overload(node.target)
         if overload is None or not isinstance(node.args[0], Node):
             continue
@@ -27,6 +31,34 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         elif edits.may(node, f"writes into {node.args[0].name}"):
             node.target = overload
             uses.merge(node, node.args[0])
+
+
+def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, returned: list[Node], edits: Edits) -> None:
+    overload, mutated = form
+    targets = [node.args[position] for position in mutated]
+    why = next(filter(None, (_why_not_written(node, target, targets, uses) for target in targets)), "")
+    if why:
+        edits.declined(node, why)
+    elif edits.may(node, f"writes into {', '.join(target.name for target in targets)}"):
+        news = results(node)
+        kept = len(node.meta["val"]) - len(mutated)
+        for number, target in enumerate(targets):
+            for part in news.get(kept + number, ()):
+                uses.merge(part, target)
+        to_inplace(graph, node, overload, mutated)
+
+
+def _why_not_written(node: Node, target: Node, targets: list[Node], uses: Uses) -> str:
+    """Why the op may not write its new value of `target` there."""
+    owner = uses.root(target)
+    if owner.op == "placeholder":
+        return f"{target.name} is an input, a parameter, or looks at one"
+    if uses.last(target) > uses.position[node]:
+        return f"{target.name}, or what shares its memory, is used later"
+    others = [n for n in node.all_input_nodes if n is not target]
+    if any(uses.root(other) is owner for other in others) or targets.count(target) > 1:
+        return f"another argument shares the memory of {target.name}"
+    return f"elements of {target.name} share memory" if overlaps(target) else ""
 
 
 def _why_not(node: Node, target: Node, uses: Uses, returned: list[Node]) -> str:

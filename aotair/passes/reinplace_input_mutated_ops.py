@@ -8,9 +8,10 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import base, root
-from ..graph.inplace import inplace_overload, same_layout, why_not_over
+from ..graph.inplace import inplace_overload, is_reshape, same_layout, why_not_over
 from ..targets import Target
 from .edits import Edits
+from .multi_output import form_of, results, to_inplace
 from .streams import several_streams
 
 _aten = torch.ops.aten
@@ -20,6 +21,8 @@ VIEW_OF_SCATTER = {
     _aten.select_scatter.default: _aten.select.int,
     _aten.diagonal_scatter.default: _aten.diagonal.default,
 }
+# A copy that an op wrote into needs not be one: auto-functionalised ops are decomposed into such.
+_LINKS = frozenset({*VIEW_OF_SCATTER, _aten.clone.default})
 _RESHAPES = frozenset(
     {
         _aten.view.default,
@@ -39,12 +42,30 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         edits.skipped("the graph has several streams")
         return
     graph = module.graph
+    for node in list(graph.nodes):
+        if (form := form_of(node)) is not None:
+            _multi_output(graph, node, form, edits)
+    write_in_place(graph, edits)
+
+
+def write_in_place(graph: torch.fx.Graph, edits: Edits, only_through_views: bool = False) -> None:
+    """Leave out every copy at the end that ops can make needless by writing there at once; with `only_through_views`
+    those whose ops write into a view of the input."""
+    done = -1
+    while edits.count > done:  # what becomes a copy into a part of an input may be left out in its turn
+        done = edits.count
+        _leave_out_copies(graph, edits, only_through_views)
+
+
+def _leave_out_copies(graph: torch.fx.Graph, edits: Edits, only_through_views: bool) -> None:
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in [n for n in graph.nodes if n.target is _aten.copy_.default]:
         target, value = node.args[0], node.args[1]
         if target.op != "placeholder" or not isinstance(value, Node) or root(value) is target:
             continue
         links = _links(value, target)
+        if only_through_views and not (links and _through_views(value, target)):
+            continue
         if links is None:
             edits.declined(node, f"{value.name} is not made from {target.name} by ops that have an in-place form")
             continue
@@ -54,7 +75,45 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         elif edits.may(links[0], f"writes into {target.name}"):
             for link in links:
                 _convert(graph, link)
+            node.replace_all_uses_with(target)
             graph.erase_node(node)
+
+
+def _multi_output(graph: torch.fx.Graph, node: Node, form, edits: Edits) -> None:
+    """An op with several new values: each goes to the input whose old value it was given, or the op stays as it is."""
+    overload, mutated = form
+    news, kept = results(node), len(node.meta["val"]) - len(mutated)
+    copies: list[Node] = []
+    for number, position in enumerate(mutated):
+        target = node.args[position]
+        parts = news.get(kept + number, [])
+        back = [user for part in parts for user in part.users if user.target is _aten.copy_.default]
+        back = [copy for copy in back if copy.args[0] is target and copy.args[1] in parts]
+        why = _why_not_given_back(node, target, parts, back)
+        if why:
+            edits.declined(node, f"reinplace failed: {why}")
+            return
+        copies += back
+    if edits.may(node, f"writes into {', '.join(node.args[position].name for position in mutated)}"):
+        for copy in copies:
+            copy.replace_all_uses_with(copy.args[0])
+            graph.erase_node(copy)
+        to_inplace(graph, node, overload, mutated)
+
+
+def _why_not_given_back(node: Node, target: Node, parts: list[Node], back: list[Node]) -> str:
+    if target.op != "placeholder" or len(back) != 1:
+        return f"its new value of {target.name} is not copied back into an input"
+    memory, order = _same_memory(target), {n: number for number, n in enumerate(node.graph.nodes)}
+    if sum(argument in memory for argument in node.all_input_nodes) > 1:
+        return f"another argument shares the memory of {target.name}"
+    late = [user for n in memory for user in n.users if order[user] > order[node] and user not in memory]
+    late = [user for user in late if user is not back[0]]
+    if late:
+        return f"{late[0].name} uses the old value of {target.name} later"
+    if any(user.op == "output" for part in parts for user in part.users):
+        return f"its new value of {target.name} is returned too"
+    return ""
 
 
 def _links(value: Node, target: Node) -> list[Node] | None:
@@ -62,14 +121,27 @@ def _links(value: Node, target: Node) -> list[Node] | None:
     links: list[Node] = []
     node = value
     while node is not target:
-        if node.target in VIEW_OF_SCATTER or inplace_overload(node.target) is not None:
+        if node.target in _LINKS or inplace_overload(node.target) is not None:
             links.append(node)
-        elif base(node) is None or (node.target not in _RESHAPES and not _is_inplace(node)):
+        elif base(node) is None or not (_restates(node) or _is_inplace(node)):
             return None
         node = node.args[0]
         if not isinstance(node, Node):
             return None
     return links[::-1] or None
+
+
+def _through_views(value: Node, target: Node) -> bool:
+    """Whether a view, or a scatter into one, lies between the input and its new value."""
+    while value is not target:
+        if value.target in VIEW_OF_SCATTER or _restates(value):
+            return True
+        value = value.args[0]
+    return False
+
+
+def _restates(node: Node) -> bool:
+    return node.target in _RESHAPES or (node.target is _aten.as_strided.default and is_reshape(node))
 
 
 def _is_inplace(node: Node) -> bool:
@@ -102,7 +174,7 @@ def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: di
 
 
 def _no_kernel(links: list[Node], target: Target) -> str:
-    overloads = [inplace_overload(link.target) for link in links if link.target not in VIEW_OF_SCATTER]
+    overloads = [inplace_overload(link.target) for link in links if link.target not in _LINKS]
     lacking = [overload for overload in overloads if not target.runs(overload)]
     return f"{target.kind} has no kernel for {lacking[0]}" if lacking else ""
 
@@ -124,6 +196,10 @@ def _given_twice(node: Node) -> bool:
 
 
 def _convert(graph: torch.fx.Graph, link: Node) -> None:
+    if link.target is _aten.clone.default:
+        link.replace_all_uses_with(link.args[0])
+        graph.erase_node(link)
+        return
     if link.target not in VIEW_OF_SCATTER:
         link.target = inplace_overload(link.target)
         return

@@ -154,6 +154,7 @@ def call(
     args = [_value(arg, tensors, device) for arg in instruction.args]
     kwargs = {name: _value(arg, tensors, device) for name, arg in instruction.kwargs}
     written = written_names(op)
+    _refuse_read_only(instruction, op, tensors, written)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
         return _copying(functools.partial(op, *args, **kwargs), targets)
@@ -161,8 +162,6 @@ def call(
         if len(written) != len(instruction.outs) or min(instruction.outs, default=0) < 0:
             raise MalformedError(f"{op} does not take {len(instruction.outs)} out arguments", where=instruction.node)
         kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
-    else:
-        _refuse_read_only(instruction, op, tensors, written)
     return functools.partial(op, *args, **kwargs)
 
 

@@ -316,14 +316,15 @@ def test_an_output_in_a_constant_is_refused(built, tmp_path: Path):
         aotair.load(path)
 
 
-def test_an_effect_on_a_constant_is_refused(copy: Path):
+@pytest.mark.parametrize("form", [Form.EFFECT, Form.COPY])
+def test_an_effect_on_a_constant_is_refused(copy: Path, form: Form):
     op = torch.ops.aten.zero_.default
 
     def zero_the_weight(program: Program) -> Program:
         tensors = program.entry_points[0].buckets[0].tensors
         weight = next(i for i, t in enumerate(tensors) if t.space == Space.CONSTANT)
         program = replace(program, ops=tuple(Op(op.name(), str(op._schema)) for _ in program.ops))
-        return with_instruction(program, form=int(Form.EFFECT), args=(TensorArg(weight),), kwargs=(), outs=())
+        return with_instruction(program, form=int(form), args=(TensorArg(weight),), kwargs=(), outs=(-1,) * form)
 
     rewrite(copy, zero_the_weight)
     with pytest.raises(MalformedError, match="would write into a constant"):

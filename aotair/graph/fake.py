@@ -1,0 +1,41 @@
+"""What each node returns, as fake tensors: worked out anew after a graph was changed."""
+
+import operator
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import Node, map_arg
+
+
+class CannotEvaluate(Exception):
+    """A call of the graph cannot be made; `node` is the one."""
+
+    def __init__(self, node: Node, error: Exception):
+        super().__init__(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        self.node = node
+
+
+def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The mode that the graph's fake tensors belong to."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
+def evaluate(mode: FakeTensorMode, target, args: tuple, kwargs: dict) -> object:
+    """What a call of `target` returns, with the nodes among its arguments standing for their values."""
+    fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
+    if target is operator.getitem:
+        return fake_args[0][fake_args[1]]
+    with mode, torch.no_grad():
+        return target(*fake_args, **fake_kwargs)
+
+
+def recompute(graph: torch.fx.Graph) -> None:
+    """Every call's result anew, in order, so that what shares memory shares it here too. Raises CannotEvaluate."""
+    mode = fake_mode(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and "event" not in node.meta:
+            try:
+                node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+            except Exception as error:
+                raise CannotEvaluate(node, error) from error
