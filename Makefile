@@ -50,6 +50,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
 	$(BIN)/python -m benchmarks.device
+	$(BIN)/python -m benchmarks.passes
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -15,10 +15,12 @@ import sympy
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.fx.node import Node
 
 from aotair_runtime.check import dtype
 
 from .errors import ExportError, UnsupportedError
+from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
 from .recipe import Recipe
@@ -205,23 +207,15 @@ def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Ma
     targets = {target for target, _ in pairs}
     with graph.inserting_before(output):
         # A new value that is another mutated tensor's old one must be saved before that is overwritten.
-        saved = [_saved(graph, value) if _root(value) in targets else value for _, value in pairs]
+        saved = [_saved(graph, value) if root(value) in targets else value for _, value in pairs]
+        # So must one that is returned: what the graph calls by the input's name is its old value.
+        results = [_saved(graph, r) if isinstance(r, Node) and root(r) in targets else r for r in results]
         for (target, _), value in zip(pairs, saved, strict=True):
             node = graph.call_function(torch.ops.aten.copy_.default, (target, value))
             node.meta["val"] = target.meta["val"]
     output.args = (tuple(r for r in results if isinstance(r, torch.fx.Node)),)
     module.recompile()
     return {target.name for target in targets}
-
-
-def _root(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose storage `node` shares, following views."""
-    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-        first = node.target._schema.arguments[:1]
-        if not first or first[0].alias_info is None or not isinstance(node.args[0], torch.fx.Node):
-            break
-        node = node.args[0]
-    return node
 
 
 def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:

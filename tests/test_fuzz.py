@@ -19,6 +19,7 @@ FOUND = {
     "a result of cat written in place": [["tanh", 3, 0, 0], ["cat", 6, 6, 0], ["relu_", 7, 0, 0]],
     "an input copied onto itself": [["copy_", 2, 2, 0], ["relu_", 2, 0, 0]],
     "a row of a cache, read again": [["row_set", 2, 5, 1], ["relu_", 3, 0, 0], ["abs", 4, 0, 0]],
+    "a state that took the old value of a cache, returned": [["copy_", 4, 3, 0], ["row_set", 0, 0, 1]],
     "a cast that is a copy": [["to", 2, 0, 0], ["add_", 6, 0, 0]],
 }
 
