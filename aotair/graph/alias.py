@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterator
 
 import torch
-from torch.fx.node import Node
+from torch.fx.node import Node, map_arg
 
 
 def base(node: Node) -> Node | None:
@@ -28,6 +28,13 @@ def root(node: Node) -> Node:
     while (source := base(node)) is not None:
         node = source
     return node
+
+
+def times_given(node: Node, argument: Node) -> int:
+    """How often `argument` is given to `node`."""
+    given: list[Node] = []
+    map_arg((node.args, node.kwargs), given.append)
+    return given.count(argument)
 
 
 def written(node: Node) -> Iterator[Node]:

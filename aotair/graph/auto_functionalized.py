@@ -5,7 +5,6 @@ torch.export wraps each in a higher-order op that returns the new values. Whethe
 """
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: F401  (inductor's pass needs it loaded)
 
 
 def decompose(module: torch.fx.GraphModule) -> None:

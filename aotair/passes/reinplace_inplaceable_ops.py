@@ -3,7 +3,7 @@
 import torch
 from torch.fx.node import Node
 
-from ..graph.alias import Uses
+from ..graph.alias import Uses, times_given
 from ..graph.inplace import inplace_overload, overlaps, why_not_over
 from .edits import Edits
 from .multi_output import form_of, results, to_inplace
@@ -18,7 +18,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     returned = list(module.graph.output_node().args[0])
     for node in list(module.graph.nodes):
         if (form := form_of(node)) is not None:
-            _multi_output(module.graph, node, form, uses, returned, edits)
+            _multi_output(module.graph, node, form, uses, edits)
             continue
         overload = inplace_overload(node.target)
         if overload is None or not isinstance(node.args[0], Node):
@@ -33,10 +33,10 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
             uses.merge(node, node.args[0])
 
 
-def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, returned: list[Node], edits: Edits) -> None:
+def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, edits: Edits) -> None:
     overload, mutated = form
     targets = [node.args[position] for position in mutated]
-    why = next(filter(None, (_why_not_written(node, target, targets, uses) for target in targets)), "")
+    why = next(filter(None, (_why_not_written(node, target, uses) for target in targets)), "")
     if why:
         edits.declined(node, why)
     elif edits.may(node, f"writes into {', '.join(target.name for target in targets)}"):
@@ -48,34 +48,20 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, returned:
         to_inplace(graph, node, overload, mutated)
 
 
-def _why_not_written(node: Node, target: Node, targets: list[Node], uses: Uses) -> str:
-    """Why the op may not write its new value of `target` there."""
-    owner = uses.root(target)
-    if owner.op == "placeholder":
-        return f"{target.name} is an input, a parameter, or looks at one"
-    if uses.last(target) > uses.position[node]:
-        return f"{target.name}, or what shares its memory, is used later"
-    others = [n for n in node.all_input_nodes if n is not target]
-    if any(uses.root(other) is owner for other in others) or targets.count(target) > 1:
-        return f"another argument shares the memory of {target.name}"
-    return f"elements of {target.name} share memory" if overlaps(target) else ""
-
-
 def _why_not(node: Node, target: Node, uses: Uses, returned: list[Node]) -> str:
-    owner = uses.root(target)
-    if owner.op == "placeholder":
-        return f"{target.name} is an input, a parameter, or looks at one"
-    if uses.last(target) > uses.position[node]:
-        return f"{target.name}, or what shares its memory, is used later"
-    others = [n for n in node.all_input_nodes if n is not target]
-    if any(uses.root(other) is owner for other in others) or _given_twice(node, target):
-        return f"another argument shares the memory of {target.name}"
     if returned.count(node) > 1:
         return "the result is returned more than once"
-    return why_not_over(node, target)
+    return _why_not_written(node, target, uses) or why_not_over(node, target)
 
 
-def _given_twice(node: Node, target: Node) -> bool:
-    given: list[object] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), given.append)
-    return given.count(target) > 1
+def _why_not_written(node: Node, target: Node, uses: Uses) -> str:
+    """Why the op may not write into `target`."""
+    owner = uses.root(target)
+    if owner.op == "placeholder":
+        return f"{target.name} is an input, a parameter, or looks at one"
+    if uses.last(target) > uses.position[node]:
+        return f"{target.name}, or what shares its memory, is used later"
+    others = [n for n in node.all_input_nodes if n is not target]
+    if any(uses.root(other) is owner for other in others) or times_given(node, target) > 1:
+        return f"another argument shares the memory of {target.name}"
+    return f"elements of {target.name} share memory" if overlaps(target) else ""

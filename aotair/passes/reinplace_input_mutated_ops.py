@@ -7,7 +7,7 @@ it becomes `op_(cache, …)`, and the copy of the tensor onto itself is removed.
 import torch
 from torch.fx.node import Node
 
-from ..graph.alias import base, root
+from ..graph.alias import base, root, times_given
 from ..graph.inplace import inplace_overload, is_reshape, same_layout, why_not_over
 from ..targets import Target
 from .edits import Edits
@@ -160,7 +160,7 @@ def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: di
         for other in (n for n in link.all_input_nodes if n is not link.args[0]):
             if other in everything:
                 return f"another argument of {link.name} shares the memory of {target.name}"
-        if _given_twice(link):
+        if times_given(link, link.args[0]) > 1:
             return f"{link.name} is given {link.args[0].name} twice"
         late = [user for node in memory for user in node.users if user not in chain and order[user] > order[link]]
         late = [user for user in late if user not in memory]
@@ -187,12 +187,6 @@ def _same_memory(start: Node) -> set[Node]:
         found.add(node)
         waiting += [user for user in node.users if base(user) is node and user not in found]
     return found
-
-
-def _given_twice(node: Node) -> bool:
-    given: list[object] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), given.append)
-    return given.count(node.args[0]) > 1
 
 
 def _convert(graph: torch.fx.Graph, link: Node) -> None:
