@@ -53,6 +53,17 @@ RECIPES = {
         },
         config={"post_grad_custom_pre_pass": f"{MODELS}:a_stream_for_each_branch"},
     ),
+    "npu_block": recipe(
+        "NpuBlock",
+        {
+            "x": {"shape": ["n", 16], "dtype": "float32"},
+            "residual": {"shape": ["n", 16], "dtype": "float32"},
+            "cache": {"shape": [8, 16], "dtype": "float32", "mutated": True},
+            "at": {"shape": ["n", 1], "dtype": "int64", "range": [0, 8]},
+        },
+        {"n": [2, 4]},
+        verify={"seed": 3},
+    ),
     "halves": recipe(
         "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}
     ),

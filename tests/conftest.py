@@ -17,8 +17,12 @@ if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: s
     import kernel_lists
     import simnpu
 
+    from aotair.ops import npu as npu_ops
+
     NPU_KERNELS = kernel_lists.npu()
     simnpu.install()
+    for op in npu_ops.OPS:
+        simnpu.register(f"npu::{op.name}", op.kernel)
     torch.npu.set_device(0)
     torch.npu.Stream()  # makes the pool of streams, so that counters change only by what a test does
 

@@ -248,3 +248,23 @@ class Accumulates(nn.Module):
     def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         y = torch.ops.aotairtest.accumulate(total, x)
         return torch.ops.aotairtest.accumulate(self.seen, y) + total
+
+
+class NpuBlock(nn.Module):
+    """Ops of torch_npu as a model for Ascend calls them, with a cache that is written through one of them."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        import aotair.ops.npu  # noqa: F401  (on a machine without torch_npu)
+
+        self.gamma = nn.Parameter(torch.rand(width) + 0.5)
+        self.up = nn.Linear(width, 2 * width)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor, at: torch.Tensor):
+        npu = torch.ops.npu
+        y, _, total = npu.npu_add_rms_norm(x, residual, self.gamma)
+        gated = npu.npu_swiglu(self.up(y))
+        rstd, normed, joined = npu.npu_add_rms_norm_v2_functional(gated * 2, total + 1, self.gamma)
+        quantised, scale = npu.npu_dynamic_quant(normed.half())
+        npu.npu_scatter_nd_update_(cache, at, normed)
+        return joined, rstd, quantised, scale, cache.sum(0)

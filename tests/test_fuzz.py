@@ -20,8 +20,13 @@ FOUND = {
     "an input copied onto itself": [["copy_", 2, 2, 0], ["relu_", 2, 0, 0]],
     "a row of a cache, read again": [["row_set", 2, 5, 1], ["relu_", 3, 0, 0], ["abs", 4, 0, 0]],
     "a state that took the old value of a cache, returned": [["copy_", 4, 3, 0], ["row_set", 0, 0, 1]],
+    "writes to a cache, one after the other, through slices": [
+        ["index_copy", 0, 0, 0], ["unsqueeze", 50, 0, 0], ["relu", 0, 0, 0], ["index_copy", 0, 0, 0],
+        *[["relu", 0, 0, 0]] * 3, ["index_copy", 0, 0, 0], *[["relu", 0, 0, 0]] * 5, ["slice_set", 54, 0, 53],
+        *[["relu", 0, 0, 0]] * 2, ["view_set", 0, 0, 0],
+    ],
     "a cast that is a copy": [["to", 2, 0, 0], ["add_", 6, 0, 0]],
-}
+}  # fmt: skip
 
 
 def tried(request: pytest.FixtureRequest, default: int = DEFAULT) -> settings:

@@ -74,7 +74,7 @@ def _leave_out_copies(graph: torch.fx.Graph, edits: Edits, only_through_views: b
             edits.declined(links[0], why)
         elif edits.may(links[0], f"writes into {target.name}"):
             for link in links:
-                _convert(graph, link)
+                _convert(graph, link, order)
             node.replace_all_uses_with(target)
             graph.erase_node(node)
 
@@ -189,7 +189,8 @@ def _same_memory(start: Node) -> set[Node]:
     return found
 
 
-def _convert(graph: torch.fx.Graph, link: Node) -> None:
+def _convert(graph: torch.fx.Graph, link: Node, order: dict[Node, int]) -> None:
+    """Let the link write in place; what is put there instead of it has its place in the order."""
     if link.target is _aten.clone.default:
         link.replace_all_uses_with(link.args[0])
         graph.erase_node(link)
@@ -205,6 +206,7 @@ def _convert(graph: torch.fx.Graph, link: Node) -> None:
             part.meta["val"] = part.target(into.meta["val"], *_values(where), **_values(link.kwargs))
         written = graph.call_function(_aten.copy_.default, (part, source))
         written.meta.update(part.meta)
+    order[part] = order[written] = order[link]
     link.replace_all_uses_with(into)
     graph.erase_node(link)
 

@@ -12,11 +12,12 @@ from ..graph.alias import root, written_roots
 from .edits import Edits
 
 _aten = torch.ops.aten
-# Ops that hand on the values of their first argument; whether they change anything else is seen from the layouts.
+# Ops that hand on the values of an argument; whether they change anything else is seen from the layouts.
 _SAME_VALUES = frozenset(
     {
         _aten.alias.default,
         _aten.clone.default,
+        _aten.copy.default,
         _aten.detach.default,
         _aten.expand.default,
         _aten.lift_fresh_copy.default,
@@ -35,17 +36,27 @@ _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     written = written_roots(module.graph)
     for node in list(module.graph.nodes):
-        if node.target not in _SAME_VALUES or not _changes_nothing(node):
+        if (
+            node.target not in _SAME_VALUES
+            or not isinstance(node.args[_source(node)], Node)
+            or not _changes_nothing(node)
+        ):
             continue
-        if root(node.args[0]) in written:
-            edits.declined(node, f"the memory of {node.args[0].name} is written elsewhere")
+        source = node.args[_source(node)]
+        if root(source) in written:
+            edits.declined(node, f"the memory of {source.name} is written elsewhere")
         elif edits.may(node, "changes nothing"):
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(source)
             module.graph.erase_node(node)
 
 
+def _source(node: Node) -> int:
+    """The position of the argument whose values the op hands on."""
+    return 1 if node.target is _aten.copy.default else 0
+
+
 def _changes_nothing(node: Node) -> bool:
-    before, after = node.args[0].meta["val"], node.meta["val"]
+    before, after = node.args[_source(node)].meta["val"], node.meta["val"]
     if before.dtype != after.dtype or before.device != after.device or before.dim() != after.dim():
         return False
     if not statically_known_true(sym_eq(before.shape, after.shape)):

@@ -8,6 +8,7 @@ from .errors import NamespaceError, RequirementError
 from .schema import Op
 
 NAMESPACES = ("aten", "npu", "air")
+_FIXES = {"npu": "install torch_npu; to try the artifact on the host, import aotair.ops.npu first"}
 _NAME = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?")
 # Ops that reach outside the tensors they are given, or that change what a planned tensor refers to.
 _FORBIDDEN = re.compile(
@@ -41,7 +42,8 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str) -> torch._ops.OpOve
         raise RequirementError(
             f"this node has no op {op.name}",
             where=where,
-            fix=f"import the package that defines {namespace}:: ops first, or install the torch it was built with",
+            fix=_FIXES.get(namespace, f"import the package that defines {namespace}:: ops first")
+            + ", or install the torch it was built with",
         )
     if str(target._schema) != op.schema:
         raise RequirementError(

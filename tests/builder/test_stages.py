@@ -69,6 +69,17 @@ def test_noops_fire():
     assert targets(module) == ["aten.add.Tensor"]
 
 
+def test_a_copy_over_a_tensor_of_the_same_layout_is_its_source():
+    copy = torch.ops.aten.copy.default
+    module = trace(lambda x, y: (copy(x, y * 2) + 1,), torch.zeros(2, 3), torch.ones(2, 3))
+    assert run_pass(remove_noop_ops, module).count == 1
+    assert targets(module) == ["aten.mul.Tensor", "aten.add.Tensor"]
+    module = trace(lambda x, y: (copy(x, y * 2) + 1,), torch.zeros(2, 3), torch.ones(3))  # broadcast
+    assert run_pass(remove_noop_ops, module).count == 0
+    module = trace(lambda x, y: (copy(x, y * 2) + 1,), torch.zeros(2, 3), torch.ones(2, 3).double())
+    assert run_pass(remove_noop_ops, module).count == 0
+
+
 def test_noops_decline_where_something_changes():
     cases = [
         lambda x: (x.t().clone(memory_format=torch.contiguous_format) + 1,),  # other strides

@@ -1,0 +1,12 @@
+"""`torch.ops.npu`: the ops of torch_npu that models, fusion rules and the reinplace table use, on a machine without it.
+
+Each has the schema of torch_npu 2.13 and a host kernel in plain PyTorch, with float32 inside; shapes come from the same
+code on meta tensors. Importing this package defines what is not defined yet.
+"""
+
+from ..registry import define
+from . import layout, matmul, moe, norm, quant
+
+OPS = (*norm.OPS, *quant.OPS, *matmul.OPS, *layout.OPS, *moe.OPS)
+
+define("npu", OPS)

@@ -1,0 +1,125 @@
+"""RMS norms, alone and with what they are fused with.
+
+Source: the documentation of torch_npu's `npu_rms_norm` and `npu_add_rms_norm*` (aclnnRmsNorm, aclnnAddRmsNorm,
+aclnnAddRmsNormCast, aclnnAddRmsNormQuant, aclnnAddRmsNormDynamicQuant).
+"""
+
+import torch
+from torch import Tensor
+
+from ..registry import HostOp
+from .quant import dynamic_quant, quantize_affine
+
+_EPS = "float epsilon=1e-06"
+
+
+def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`y = x / sqrt(mean(x^2) + epsilon) * gamma` over the trailing dimensions that gamma has.
+
+    input: (..., *gamma.shape), float16, bfloat16 or float32. Returns y, like input, and the reciprocal root as float32
+    with those dimensions of size 1.
+    """
+    dims = tuple(range(input.dim() - gamma.dim(), input.dim()))
+    wide = input.float()
+    rstd = torch.rsqrt(wide.square().mean(dims, keepdim=True) + epsilon)
+    return (wide * rstd * gamma.float()).to(input.dtype), rstd
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """`x = x1 + x2`, then `rms_norm(x)`: (y, rstd, x); x1 and x2 are alike, x is rounded to their dtype first."""
+    x = x1 + x2
+    y, rstd = rms_norm(x, gamma, epsilon)
+    return y, rstd, x
+
+
+def add_rms_norm_cast(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`add_rms_norm` with y as float32 too: (y as float32, y, rstd, x)."""
+    y, rstd, x = add_rms_norm(x1, x2, gamma, epsilon)
+    return y.float(), y, rstd, x
+
+
+def add_rms_norm_v2_functional(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(rstd, new x1, new x2): the new x1 is y of `add_rms_norm`, the new x2 is x1 + x2."""
+    y, rstd, x = add_rms_norm(x1, x2, gamma, epsilon)
+    return rstd, y, x
+
+
+def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """`add_rms_norm_v2_functional` that writes the new x1 and x2 in place, and returns rstd."""
+    rstd, y, x = add_rms_norm_v2_functional(x1, x2, gamma, epsilon)
+    x1.copy_(y)
+    x2.copy_(x)
+    return rstd
+
+
+def add_rms_norm_quant(
+    x1: Tensor, x2: Tensor, gamma: Tensor, scales1: Tensor, zero_points1: Tensor | None, beta: Tensor | None = None,
+    scales2: Tensor | None = None, zero_points2: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-6,
+    div_mode: bool = True, dst_type: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`add_rms_norm` (plus beta), then y as int8 under each pair of scale and zero point: (y1, y2, x).
+
+    The scales are like gamma. Without scales2, nobody may use y2.
+    """
+    y, _, x = add_rms_norm(x1, x2, gamma, epsilon)
+    if beta is not None:
+        y = (y.float() + beta.float()).to(y.dtype)
+    first = quantize_affine(y, scales1, zero_points1, torch.int8, div_mode)
+    second = first if scales2 is None else quantize_affine(y, scales2, zero_points2, torch.int8, div_mode)
+    return first, second.clone() if second is first else second, x
+
+
+def add_rms_norm_dynamic_quant(
+    x1: Tensor, x2: Tensor, gamma: Tensor, *, smooth_scale1: Tensor | None = None, smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None, epsilon: float = 1e-6, output_mask: list[bool] | None = None,
+    y_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`add_rms_norm` (plus beta), then each row of y as int8 with a scale of its own: (y1, y2, x, scale1, scale2).
+
+    A smooth scale, like gamma, multiplies y before. Which of the two paths are made output_mask says; without it the
+    first, and the second where both smooth scales are given. A path that is not made is empty.
+    """
+    made = output_mask or (True, smooth_scale1 is not None and smooth_scale2 is not None)
+    if not any(made):
+        raise ValueError("output_mask asks for none of the two paths")
+    y, _, x = add_rms_norm(x1, x2, gamma, epsilon)
+    if beta is not None:
+        y = (y.float() + beta.float()).to(y.dtype)
+    nothing = x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
+    y1, scale1 = dynamic_quant(y, smooth_scales=smooth_scale1) if made[0] else nothing
+    y2, scale2 = dynamic_quant(y, smooth_scales=smooth_scale2) if made[1] else nothing
+    return y1, y2, x, scale1, scale2
+
+
+OPS = (
+    HostOp(f"npu_rms_norm(Tensor input, Tensor gamma, {_EPS}) -> (Tensor, Tensor)", rms_norm),
+    HostOp(f"npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, {_EPS}) -> (Tensor, Tensor, Tensor)", add_rms_norm),
+    HostOp(
+        f"npu_add_rms_norm_cast(Tensor x1, Tensor x2, Tensor gamma, {_EPS}) -> (Tensor, Tensor, Tensor, Tensor)",
+        add_rms_norm_cast,
+    ),
+    HostOp(
+        f"npu_add_rms_norm_v2_functional(Tensor x1, Tensor x2, Tensor gamma, {_EPS}) -> (Tensor, Tensor, Tensor)",
+        add_rms_norm_v2_functional,
+    ),
+    HostOp(
+        f"npu_add_rms_norm_v2(Tensor(a!) x1, Tensor(b!) x2, Tensor gamma, {_EPS}) -> Tensor",
+        add_rms_norm_v2,
+    ),
+    HostOp(
+        "npu_add_rms_norm_quant(Tensor x1, Tensor x2, Tensor gamma, Tensor scales1, Tensor? zero_points1, "
+        "Tensor? beta=None, Tensor? scales2=None, Tensor? zero_points2=None, *, int axis=-1, "
+        f"{_EPS}, bool div_mode=True, int? dst_type=None) -> (Tensor, Tensor, Tensor)",
+        add_rms_norm_quant,
+    ),
+    HostOp(
+        "npu_add_rms_norm_dynamic_quant(Tensor x1, Tensor x2, Tensor gamma, *, Tensor? smooth_scale1=None, "
+        f"Tensor? smooth_scale2=None, Tensor? beta=None, {_EPS}, bool[2]? output_mask=None, int? y_dtype=None) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        add_rms_norm_dynamic_quant,
+    ),
+)

@@ -1,0 +1,150 @@
+"""The host kernels of torch_npu's ops: their numbers against formulas written apart, and models that call them."""
+
+import npu_samples
+import pytest
+import torch
+from torch.nn import functional
+
+import aotair
+from aotair.ops import npu
+from aotair_runtime.artifact import read_program
+
+ops = torch.ops.npu
+
+
+def test_every_op_runs_on_its_samples_and_leaves_functional_arguments_alone():
+    seen = set()
+    for name, args, kwargs in npu_samples.samples():
+        op = getattr(ops, name).default
+        before = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+        result = op(*args, **kwargs)
+        assert all(t.isfinite().all() for t in (result if isinstance(result, tuple) else (result,)))
+        for old, new, argument in zip(before, args, op._schema.arguments):
+            if isinstance(old, torch.Tensor) and argument.alias_info is None:
+                assert torch.equal(old, new), f"{name} wrote into {argument.name}"
+        seen.add(name)
+    assert seen == {op.name for op in npu.OPS}
+
+
+@pytest.mark.parametrize("dtype", npu_samples.FLOATS)
+def test_rms_norms(dtype):
+    x, other, gamma = (npu_samples.tensor(shape, dtype) for shape in ((3, 5, 8), (3, 5, 8), (8,)))
+    close = {"rtol": 2e-3, "atol": 2e-3} if dtype != torch.bfloat16 else {"rtol": 2e-2, "atol": 2e-2}
+    y, rstd = ops.npu_rms_norm(x, gamma, 1e-5)
+    want = functional.rms_norm(x.double(), (8,), gamma.double(), 1e-5)
+    torch.testing.assert_close(y.double(), want, **close)
+    torch.testing.assert_close(
+        rstd[..., 0].double(), (x.double().square().mean(-1) + 1e-5).rsqrt(), rtol=1e-5, atol=1e-5
+    )
+    normed, _, total = ops.npu_add_rms_norm(x, other, gamma, 1e-5)
+    assert torch.equal(total, x + other)
+    assert torch.equal(normed, ops.npu_rms_norm(x + other, gamma, 1e-5)[0]), "the same as the two ops apart"
+    rstd, first, second = ops.npu_add_rms_norm_v2_functional(x, other, gamma, 1e-5)
+    assert torch.equal(first, normed) and torch.equal(second, total)
+    a, b = x.clone(), other.clone()
+    assert torch.equal(ops.npu_add_rms_norm_v2(a, b, gamma, 1e-5), rstd)
+    assert torch.equal(a, normed) and torch.equal(b, total)
+    wide, same, _, _ = ops.npu_add_rms_norm_cast(x, other, gamma, 1e-5)
+    assert torch.equal(wide, same.float()) and torch.equal(same, normed)
+
+
+def test_dynamic_quantisation_is_within_half_a_step():
+    x, smooth = npu_samples.tensor((4, 6, 16), torch.float16), torch.rand(16).half() + 0.5
+    q, scale = ops.npu_dynamic_quant(x)
+    assert ((q * scale[..., None] - x.float()).abs() <= scale[..., None] / 2 + 1e-6).all()
+    assert (q.abs().amax(-1) == 127).all()
+    q, scale = ops.npu_dynamic_quant(x, smooth_scales=smooth)
+    assert ((q * scale[..., None] - x.float() * smooth.float()).abs() <= scale[..., None] / 2 + 1e-6).all()
+    zeros, scale = ops.npu_dynamic_quant(torch.zeros(2, 4).half())
+    assert not zeros.any() and not scale.any()
+    groups = torch.stack([smooth, smooth * 2])
+    q, scale = ops.npu_dynamic_quant(x[0], smooth_scales=groups, group_index=torch.tensor([2, 6], dtype=torch.int32))
+    want = x[0].float() * groups.float()[torch.tensor([0, 0, 1, 1, 1, 1])]
+    assert ((q * scale[..., None] - want).abs() <= scale[..., None] / 2 + 1e-6).all()
+    with pytest.raises(NotImplementedError, match="pertoken"):
+        ops.npu_dynamic_quant(x, quant_mode="pertensor")
+
+
+def test_fused_quantisations_are_the_ops_apart():
+    x, other, gamma = (npu_samples.tensor(shape, torch.float16) for shape in ((4, 8), (4, 8), (8,)))
+    y, _, total = ops.npu_add_rms_norm(x, other, gamma)
+    q, _, x_out, scale, _ = ops.npu_add_rms_norm_dynamic_quant(x, other, gamma, output_mask=[True, False])
+    want, want_scale = ops.npu_dynamic_quant(y)
+    assert torch.equal(q, want) and torch.equal(scale, want_scale) and torch.equal(x_out, total)
+    scales, zero = torch.rand(8) + 0.1, torch.full((8,), 3.0)
+    q, _, x_out = ops.npu_add_rms_norm_quant(x, other, gamma, scales, zero)
+    assert torch.equal(q, ops.npu_quantize(y, scales, zero, 1, -1)) and torch.equal(x_out, total)
+    by_hand = torch.clamp(torch.round(y.float() / scales + 3), -128, 127).to(torch.int8)
+    assert torch.equal(q, by_hand)
+    assert torch.equal(
+        ops.npu_quantize(y, scales, None, 0, -1, False), (y.float() * scales).round().clamp(0, 255).to(torch.uint8)
+    )
+
+
+def test_products_and_gates():
+    left, right = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    torch.testing.assert_close(ops.npu_transpose_batchmatmul(left, right), torch.bmm(left, right).transpose(0, 1))
+    turned = left.transpose(0, 1).contiguous()
+    got = ops.npu_transpose_batchmatmul(turned, right, perm_x1=[1, 0, 2])
+    torch.testing.assert_close(got, torch.bmm(left, right).transpose(0, 1))
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ops.npu_swiglu(x), functional.silu(x[:, :4]) * x[:, 4:])
+    weights, experts, rows = ops.npu_moe_gating_top_k_softmax(x, None, 2)
+    want = torch.softmax(x, -1).topk(2)
+    torch.testing.assert_close(weights, want.values)
+    assert torch.equal(experts.long(), want.indices)
+    assert rows.tolist() == [[0, 3], [1, 4], [2, 5]]
+    finished = torch.tensor([False, True, False])
+    assert (ops.npu_moe_gating_top_k_softmax(x, finished, 2)[1][1] == 8).all()
+
+
+def test_rotations():
+    x, angle = torch.randn(2, 3, 8), torch.randn(3, 4)
+    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+    a, b = x[..., :4], x[..., 4:]
+    want = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+    torch.testing.assert_close(ops.npu_rotary_mul(x, cos, sin), want)
+    cos, sin = angle.cos().repeat_interleave(2, -1), angle.sin().repeat_interleave(2, -1)
+    turned = torch.view_as_complex(x.view(2, 3, 4, 2)) * torch.polar(torch.ones(3, 4), angle)
+    torch.testing.assert_close(ops.npu_rotary_mul(x, cos, sin, "interleave"), torch.view_as_real(turned).flatten(-2))
+
+
+def test_scatters():
+    cache, updates = torch.zeros(2, 5, 3), torch.randn(2, 2, 3)
+    got = ops.scatter_update(cache, torch.tensor([0, 3]), updates, 1)
+    assert torch.equal(got[0, :2], updates[0]) and torch.equal(got[1, 3:], updates[1]) and not cache.any()
+    got = ops.scatter_update(cache, torch.tensor([[1, 2], [0, 1]]), updates, -2)
+    assert torch.equal(got[1, 2:4], updates[0]) and torch.equal(got[0, 1:3], updates[1])
+    table, rows = torch.zeros(4, 3), torch.randn(2, 3)
+    assert ops.npu_scatter_nd_update_(table, torch.tensor([[3], [1]]), rows) is not None
+    assert torch.equal(table[3], rows[0]) and torch.equal(table[1], rows[1])
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_npu_ops_answers_like_itself(node, original):
+    model, reference = node.load("npu_block", enable_output_clone=True), original("npu_block")
+    for n in (2, 4):
+        x, residual = torch.randn(n, 16), torch.randn(n, 16)
+        mine, theirs = torch.zeros(8, 16), torch.zeros(8, 16)
+        at = torch.arange(n)[:, None]
+        for got, want in zip(model(x, residual, mine, at), reference(x, residual, theirs, at), strict=True):
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_reinplace_table_knows_them(built):
+    names = {op.name for op in read_program(built("npu_block")).ops}
+    assert "npu::npu_add_rms_norm_v2" in names and "npu::npu_add_rms_norm_v2_functional" not in names
+    assert "npu::npu_scatter_nd_update_" in names and "npu::npu_scatter_nd_update" not in names
+
+
+def test_a_host_without_the_ops_says_what_to_do(built):
+    import subprocess
+    import sys
+
+    script = f"import aotair; aotair.load({str(built('npu_block'))!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "import aotair.ops.npu first" in done.stderr
+    aotair.load(built("npu_block"))

@@ -1,0 +1,81 @@
+"""Arguments for the npu ops in many shapes and dtypes, for comparing schemas, shapes and numbers."""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (*HALVES, torch.float32)
+SHAPES = ((4, 8), (2, 3, 8), (1, 1, 2), (2, 1, 3, 32), (5, 16))
+
+
+def tensor(shape, dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def norms() -> Iterator[tuple]:
+    for shape, dtype in itertools.product(SHAPES, FLOATS):
+        x, gamma = tensor(shape, dtype), tensor(shape[-1:], dtype)
+        yield "npu_rms_norm", (x, gamma), {}
+        yield "npu_rms_norm", (x, tensor(shape[-2:], dtype), 1e-5), {}
+        for name in ("npu_add_rms_norm", "npu_add_rms_norm_v2_functional", "npu_add_rms_norm_v2"):
+            yield name, (x, tensor(shape, dtype), gamma, 1e-5), {}
+        if dtype in HALVES:
+            yield "npu_add_rms_norm_cast", (x, tensor(shape, dtype), gamma), {}
+
+
+def quantised() -> Iterator[tuple]:
+    for shape, dtype in itertools.product(SHAPES, HALVES):
+        x, gamma = tensor(shape, dtype), tensor(shape[-1:], dtype)
+        scales, zero = torch.rand(shape[-1:]) + 0.5, torch.zeros(shape[-1:], dtype=torch.int32)
+        yield "npu_dynamic_quant", (x,), {}
+        yield "npu_dynamic_quant", (x,), {"smooth_scales": gamma}
+        yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), {"smooth_scale1": gamma, "output_mask": [True, False]}
+        yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), {"smooth_scale1": gamma, "smooth_scale2": gamma}
+        for kwargs in ({}, {"smooth_scale2": gamma}, {"output_mask": [False, True]}, {"output_mask": [True, True]}):
+            yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), kwargs
+        yield "npu_add_rms_norm_quant", (x, x, gamma, scales, zero), {}
+        yield "npu_add_rms_norm_quant", (x, x, gamma, scales, None), {"axis": -1, "epsilon": 1e-5}
+        yield "npu_quantize", (x, scales, zero.float(), 1, -1), {}
+        yield "npu_quantize", (x, scales[:1], None, 1, -1, False), {}
+
+
+def others() -> Iterator[tuple]:
+    for dtype in FLOATS:
+        for batch, m, k, n in ((2, 3, 4, 5), (1, 128, 8, 128)):
+            left, right = tensor((batch, m, k), dtype), tensor((batch, k, n), dtype)
+            yield "npu_transpose_batchmatmul", (left, right), {}
+            turned = left.transpose(0, 1).contiguous()
+            yield "npu_transpose_batchmatmul", (turned, right), {"perm_x1": [1, 0, 2]}
+        for shape in SHAPES:
+            yield "npu_swiglu", (tensor(shape, dtype),), {}
+            yield "npu_swiglu", (tensor((4, *shape), dtype), 0), {}
+            yield "_npu_dtype_cast", (tensor(shape, dtype), torch.float32), {}
+        x, angles = tensor((2, 3, 4, 8), dtype), tensor((1, 3, 1, 8), dtype)
+        for mode in ("half", "interleave"):
+            yield "npu_rotary_mul", (x, angles, angles, mode), {}
+        yield "npu_rotary_mul", (x, angles, angles), {}
+        for shape, k in (((5, 8), 2), ((2, 3, 16), 4), ((1, 4), 1)):
+            yield "npu_moe_gating_top_k_softmax", (tensor(shape, dtype), None, k), {}
+            finished = torch.zeros(shape[:-1], dtype=torch.bool)
+            finished[0] = True
+            yield "npu_moe_gating_top_k_softmax", (tensor(shape, dtype), finished, k), {}
+
+
+def caches() -> Iterator[tuple]:
+    for dtype, index in itertools.product(FLOATS, (torch.int32, torch.int64)):
+        for name in ("npu_scatter_nd_update", "npu_scatter_nd_update_"):
+            yield name, (tensor((6, 4), dtype), torch.tensor([[1], [3]], dtype=index), tensor((2, 4), dtype)), {}
+            place = torch.tensor([[1, 2], [3, 0]], dtype=index)
+            yield name, (tensor((6, 4, 3), dtype), place, tensor((2, 3), dtype)), {}
+        for name in ("scatter_update", "scatter_update_"):
+            at = torch.tensor([1, 3], dtype=index)
+            yield name, (tensor((2, 4, 8, 3), dtype), at, tensor((2, 4, 1, 3), dtype), -2), {}
+            yield name, (tensor((2, 8, 3), dtype), at, tensor((2, 2, 3), dtype), 1), {}
+
+
+def samples() -> Iterator[tuple[str, tuple, dict]]:
+    """(name, positional arguments, keyword arguments)."""
+    for group in (norms, quantised, others, caches):
+        yield from group()
