@@ -47,6 +47,11 @@ def test_what_was_once_wrong(name: str):
     assert fuzz.check(FOUND[name], streams=1) == ""
 
 
+@pytest.mark.parametrize("seed", [24, 62, 147, 4106, 10020])
+def test_seeds_that_were_once_wrong(seed: int):
+    assert fuzz.check(fuzz.random_steps(seed)) == ""
+
+
 @pytest.mark.timeout(3600)
 def test_random_graphs(request):
     @tried(request)

@@ -41,19 +41,8 @@ def _is_set(option: str) -> Callable[[CompilerConfig], bool]:
     return lambda config: getattr(config, option) is not None
 
 
-PIPELINE = (
-    # First, as TorchAir has it: it sees the graph as export made it.
-    Pass("post_grad_custom_pre_pass", _custom("post_grad_custom_pre_pass"), _is_set("post_grad_custom_pre_pass")),
-    # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
-    Pass("remove_dead_code", remove_dead_code.run),
-    # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
-    Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
-    # Before anything that counts users: a write through a view is one node instead of four.
-    Pass("recover_view_inplace", recover_view_inplace.run),
-    # After all that matches patterns, before what changes where results lie.
-    Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
-    # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
-    Pass("streams", streams.run),
+# Run until none of them finds anything: a copy that one removes may have been what kept another from a rewrite.
+REINPLACE = (
     # Before the next: it turns chains of writes to an intermediate into one, which the next can move into an input.
     Pass(
         "reinplace_inplaceable_ops",
@@ -71,6 +60,21 @@ PIPELINE = (
     Pass("remove_dead_code", remove_dead_code.run),
 )
 
+PIPELINE = (
+    # First, as TorchAir has it: it sees the graph as export made it.
+    Pass("post_grad_custom_pre_pass", _custom("post_grad_custom_pre_pass"), _is_set("post_grad_custom_pre_pass")),
+    # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
+    Pass("remove_dead_code", remove_dead_code.run),
+    # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
+    Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
+    # Before anything that counts users: a write through a view is one node instead of four.
+    Pass("recover_view_inplace", recover_view_inplace.run),
+    # After all that matches patterns, before what changes where results lie.
+    Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
+    # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
+    Pass("streams", streams.run),
+    *REINPLACE,
+)
 
 # For the graph of one bucket, where sizes are numbers.
 BUCKET_PIPELINE = (
@@ -95,11 +99,22 @@ def apply(
     names = [step.name for step in PIPELINE]
     if stop_after is not None and stop_after not in names:
         raise GraphError(f"there is no pass {stop_after!r} to stop after", expected=", ".join(names))
+    counts = {}
     for step in PIPELINE:
-        if step.enabled(config):
-            with observer.watch(step.name, module, config) as edits:
-                step.run(module, edits)
-                module.graph.lint()
-                module.recompile()
+        counts[step] = _run(step, module, config, observer)
         if step.name == stop_after:
-            break
+            return
+    found = sum(counts[step] for step in REINPLACE[1:])
+    while found:
+        found = sum([_run(step, module, config, observer) for step in REINPLACE])
+
+
+def _run(step: Pass, module: torch.fx.GraphModule, config: CompilerConfig, observer: Observer) -> int:
+    """Run one pass where it is enabled; gives its number of rewrites."""
+    if not step.enabled(config):
+        return 0
+    with observer.watch(step.name, module, config) as edits:
+        step.run(module, edits)
+        module.graph.lint()
+        module.recompile()
+    return edits.count
