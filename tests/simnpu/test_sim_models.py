@@ -205,6 +205,21 @@ def test_a_program_on_several_streams_is_right_in_every_legal_order(npu_only, re
     assert model._device.usage.streams >= 6 * streams
 
 
+def test_streams_have_the_priorities_of_the_program(npu_only, rewritten, original):
+    def with_priorities(program):
+        program = split_over_streams(program, 3)
+        entry = program.entry_points[0]
+        buckets = tuple(dataclasses.replace(bucket, priorities=(0, -1, 0)) for bucket in entry.buckets)
+        return dataclasses.replace(program, entry_points=(dataclasses.replace(entry, buckets=buckets),))
+
+    model = aotair.load(rewritten("encoder", with_priorities), device="npu", enable_output_clone=True)
+    x = inputs(4, 7)
+    torch.testing.assert_close(model(*x), original("encoder")(*x), atol=1e-5, rtol=1e-4)
+    streams = model.forward.graphs.pools[0].space.streams  # torch_npu cannot say what priority a stream has
+    assert set(streams) == {(0, 0), (1, -1), (2, 0)}
+    assert len({stream.npu_stream for stream in streams.values()}) == 3
+
+
 def test_a_missing_wait_would_be_seen(npu_only, rewritten, original):
     path = rewritten("encoder", lambda program: split_over_streams(program, 3, wrong=True))
     model = aotair.load(path, device="npu", enable_output_clone=True)

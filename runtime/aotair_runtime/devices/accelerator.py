@@ -93,7 +93,7 @@ class GraphSpace:
     def __init__(self, device: Accelerator, nbytes: int):
         self._device, self._vendor = device, device.vendor
         self._main = self._vendor.api.Stream(device.torch_device)
-        self._streams = {(0, 0): self._main}  # by number and priority
+        self.streams = {(0, 0): self._main}  # by number and priority
         self._events: dict[int, object] = {}
         self._pool: tuple[int, int] | None = None
         self._pools: list[tuple[int, int]] = []
@@ -114,9 +114,9 @@ class GraphSpace:
             return self._record(run)
 
     def switch(self, stream: int, priority: int) -> None:
-        if (stream, priority) not in self._streams:
-            self._streams[stream, priority] = self._another_stream(priority)
-        self._vendor.api.set_stream(self._streams[stream, priority])
+        if (stream, priority) not in self.streams:
+            self.streams[stream, priority] = self._another_stream(priority)
+        self._vendor.api.set_stream(self.streams[stream, priority])
 
     def record(self, event: int) -> None:
         self._events[event] = self._vendor.api.Event()
@@ -216,6 +216,6 @@ class GraphSpace:
     def _another_stream(self, priority: int):
         for _ in range(_ALIKE):
             stream = self._vendor.api.Stream(self._device.torch_device, priority=priority)
-            if stream not in self._streams.values():
+            if stream not in self.streams.values():
                 return stream
-        raise CaptureError(f"torch has no more than {_ALIKE} streams", got=f"{len(self._streams)} in use by one bucket")
+        raise CaptureError(f"torch has no more than {_ALIKE} streams", got=f"{len(self.streams)} in use by one bucket")
