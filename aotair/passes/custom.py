@@ -32,7 +32,12 @@ def run(module: torch.fx.GraphModule, edits: Edits, function: Callable) -> None:
         raise GraphError(
             f"the pass {name} left a call that cannot be made: {error.node.name}{source(error.node)}", got=str(error)
         ) from error
-    for position, (node, before) in enumerate(zip(module.graph.output_node().args[0], promised)):
+    returned = module.graph.output_node().args[0]
+    if len(returned) != len(promised):
+        raise GraphError(
+            f"the pass {name} changed the number of outputs", expected=str(len(promised)), got=str(len(returned))
+        )
+    for position, (node, before) in enumerate(zip(returned, promised)):
         after = node.meta["val"]
         if not same_layout(after, before) and (after.dtype != before.dtype or after.shape != before.shape):
             raise GraphError(f"the pass {name} changed the output {position}", expected=_text(before), got=_text(after))
@@ -50,12 +55,7 @@ def _check(module: torch.fx.GraphModule, name: str, placeholders: list[Node]) ->
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "call_function", "output"):
             raise GraphError(f"the pass {name} left a {node.op} node: {node.name}", expected="calls of op overloads")
-        overload = isinstance(node.target, torch._ops.OpOverload)
-        if (
-            node.op == "call_function"
-            and not overload
-            and getattr(node.target, "__module__", "").startswith("torch._ops")
-        ):
+        if isinstance(node.target, torch._ops.OpOverloadPacket):
             raise GraphError(
                 f"the pass {name} calls {node.target} without an overload at {node.name}",
                 fix=f"write torch.ops.{node.target}.default, or the overload that is meant",

@@ -102,6 +102,11 @@ def _a_constant(gm, example_inputs, config):
         gm.graph.output_node().args = ((gm.graph.call_function(aten.add.Tensor, (output, constant)),),)
 
 
+def _another_output(gm, example_inputs, config):
+    (output,) = gm.graph.output_node().args[0]
+    gm.graph.output_node().args = ((output, output),)
+
+
 def _a_list(gm, example_inputs, config):
     gm.graph.output_node().args = ([gm.graph.output_node().args[0]],)
 
@@ -116,6 +121,7 @@ def _a_list(gm, example_inputs, config):
         (_wrong_order, "left a broken graph"),
         (_another_input, "added or removed inputs"),
         (_a_constant, "left a get_attr node"),
+        (_another_output, "changed the number of outputs"),
         (_a_list, "no flat tuple of nodes"),
     ],
 )
