@@ -36,7 +36,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after the passes."""
+    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after the passes, `rewrites` by pass."""
 
     artifact: str
     nodes_before: int
@@ -48,6 +48,7 @@ class Summary:
     max_abs_error: float
     padding_runs: int
     seconds: dict[str, float]
+    rewrites: dict[str, int]
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -130,6 +131,7 @@ def build_with_summary(
             max_abs_error=max(proof.max_abs_error for proof in proofs),
             padding_runs=sum(len(proof.padding) for proof in proofs),
             seconds=clock.seconds,
+            rewrites=observer.rewrites(),
         )
     return summary
 

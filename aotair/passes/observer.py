@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,13 @@ class Observer:
             self.dump.mkdir(parents=True, exist_ok=True)
             (self.dump / f"{self._stages:02}_{name}.txt").write_text(show(module))
         self._stages += 1
+
+    def rewrites(self) -> dict[str, int]:
+        """How many rewrites each pass made, for those that made any."""
+        counts: Counter[str] = Counter()
+        for record in self.records:
+            counts[record.name] += record.rewrites
+        return {name: count for name, count in counts.items() if count}
 
     def _left(self) -> int | None:
         return None if self.max_rewrites is None else self.max_rewrites - sum(r.rewrites for r in self.records)

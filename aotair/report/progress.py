@@ -67,6 +67,7 @@ def summary_table(summary: Summary) -> str:
     """The table that ends a build."""
     rows = [
         ["graph nodes before / after passes", f"{summary.nodes_before} / {summary.nodes_after}"],
+        *([f"rewrites: {name}", f"{count}"] for name, count in summary.rewrites.items()),
         ["buckets, each proved", f"{summary.buckets}"],
         ["padding runs, each neutral", f"{summary.padding_runs}"],
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],

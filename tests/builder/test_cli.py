@@ -38,6 +38,13 @@ def test_build_ends_with_a_table(linear_recipe: Path, tmp_path: Path):
     assert "seconds: prove" in text
 
 
+def test_a_build_says_what_the_passes_did(tmp_path: Path):
+    file = tmp_path / "encoder.yaml"
+    file.write_text(yaml.safe_dump(RECIPES["encoder"]))
+    text = aotair("build", file, "-o", tmp_path / "x.aotair")
+    assert "rewrites: reinplace_inplaceable_ops  " in text and "rewrites: streams" not in text
+
+
 def test_build_says_as_json(linear_recipe: Path, tmp_path: Path):
     result = CliRunner().invoke(main, ["build", str(linear_recipe), "-o", str(tmp_path / "x.aotair"), "--json"])
     summary = json.loads(result.stdout)
