@@ -36,7 +36,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after the passes, `rewrites` by pass."""
+    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass."""
 
     artifact: str
     nodes_before: int
