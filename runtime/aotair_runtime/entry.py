@@ -57,6 +57,7 @@ class LastCall:
     shapes: list[torch.Size]
     plan: CallPlan
     watched: list[weakref.ref]
+    user_addresses: list[int] | None  # where the other inputs lie, if that matters: they may be used in place
 
 
 class Entry:
@@ -100,6 +101,7 @@ class Entry:
                 last is None
                 or [tensor.shape for tensor in users] != last.shapes
                 or (mutated and not self._in_the_same_place(last, tensors))
+                or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
             ):
                 last = self._find_plan(tensors, users)
             return self._replay(last.plan, tensors, users)
@@ -229,9 +231,9 @@ class Entry:
             [tensor.shape for tensor in users],
             plan,
             [self._watch(t) for t in mutated],
+            None if self._settings.clone_input else list(map(_address, users)),
         )
-        # Where inputs may be used in place, each call's addresses have to be looked at.
-        self._last = last if self._settings.clone_input else None
+        self._last = last
         return last
 
     def _watch(self, tensor: torch.Tensor) -> weakref.ref:
@@ -329,6 +331,10 @@ class Entry:
                     expected=f"shape {list(want.shape)}, strides {list(want.strides)}",
                     got=f"shape {list(tensors[i].shape)}, strides {list(tensors[i].stride())}",
                 )
+
+
+def _lie_at(addresses: list[int], tensors: Sequence[torch.Tensor]) -> bool:
+    return list(map(_address, tensors)) == addresses and all(map(_is_contiguous, tensors))
 
 
 def _taker(positions: Sequence[int]) -> Callable[[Sequence], Sequence]:

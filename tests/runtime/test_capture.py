@@ -111,6 +111,16 @@ def test_inputs_in_place_are_not_copied(node, monkeypatch):
         model(torch.randn(4, 4))
 
 
+def test_first_addresses_and_others_in_turn(node, original):
+    model, reference = node.load("linear", clone_input=False, enable_output_clone=True), original("linear")
+    first, second, gaps = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4).t()
+    for x in (first, second, first, gaps, first, second, second, gaps):
+        torch.testing.assert_close(model(x), reference(x), atol=1e-6, rtol=1e-5)
+    turned = first.t()  # the same addresses and shape, other strides
+    torch.testing.assert_close(model(turned), reference(turned), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(model(first), reference(first), atol=1e-6, rtol=1e-5)
+
+
 def test_outputs_that_are_inputs_are_those_of_the_call(node, original):
     model = node.load("views", clone_input=False)
     x = torch.randn(3, 4)
