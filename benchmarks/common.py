@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def _cells(row: Row) -> list[str]:
 
 
 def _text(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:,.3f}" if abs(value) < 1e3 else f"{value:,.0f}"
