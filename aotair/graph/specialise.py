@@ -1,6 +1,5 @@
 """One bucket: the symbolic graph with concrete sizes put in, and composites lowered to kernels with out variants."""
 
-import operator
 from collections.abc import Callable, Mapping
 
 import torch
@@ -8,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Node, map_arg
 
 from ..errors import UnsupportedError
+from .fake import evaluate
 from .lower import LOWERINGS
 from .verify import source
 
@@ -42,11 +42,7 @@ class GraphBuilder:
         return node
 
     def evaluate(self, target: Callable, args: tuple, kwargs: Mapping) -> object:
-        fake_args, fake_kwargs = map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-        if target is operator.getitem:
-            return fake_args[0][fake_args[1]]
-        with self.mode, torch.no_grad():
-            return target(*fake_args, **fake_kwargs)
+        return evaluate(self.mode, target, args, dict(kwargs))
 
 
 def specialise(module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str) -> torch.fx.GraphModule:

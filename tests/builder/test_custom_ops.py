@@ -4,7 +4,7 @@ import models
 import pytest
 import torch
 from cases import recipe
-from graphs import answers, reasons, run_pass, targets, trace
+from graphs import assert_same_numbers, reasons, targets, trace
 
 import aotair
 from aotair.passes import multi_output, reinplace_inplaceable_ops, reinplace_input_mutated_ops
@@ -92,15 +92,6 @@ def test_the_table_has_torchairs_three():
 X, K, V = torch.arange(6.0).view(2, 3), torch.ones(2, 3), torch.full((2, 3), 2.0)
 
 
-def same_numbers(step, function, *inputs):
-    module = trace(function, *inputs)
-    want = answers(module, inputs)
-    run_pass(step, module)
-    for got, wanted in zip(answers(module, inputs), want, strict=True):
-        assert torch.equal(got, wanted)
-    return module
-
-
 def _caches(x, k, v):
     first, second, keys, values = ops.rope_functional(x, k, v)
     seen = keys.sum() + values.sum()
@@ -110,7 +101,7 @@ def _caches(x, k, v):
 
 
 def test_caches_are_written_and_results_renumbered():
-    module = same_numbers(reinplace_input_mutated_ops, _caches, X, K, V)
+    module = assert_same_numbers(reinplace_input_mutated_ops, _caches, X, K, V)
     assert "aotairtest.rope.default" in targets(module)
     assert "aten.copy_.default" not in targets(module)
 
@@ -124,7 +115,7 @@ def _single(x1, x2):
 
 
 def test_an_inplace_form_with_a_single_result():
-    module = same_numbers(reinplace_input_mutated_ops, _single, X, K)
+    module = assert_same_numbers(reinplace_input_mutated_ops, _single, X, K)
     assert "aotairtest.norm.default" in targets(module)
     assert "<built-in function getitem>" not in targets(module)
 
@@ -134,7 +125,7 @@ def test_intermediates_of_several_results():
         rstd, first, second = ops.norm_functional(x + 1, y * 2, 0.5)
         return rstd, first.softmax(-1), second.sum(0)
 
-    module = same_numbers(reinplace_inplaceable_ops, function, X, K)
+    module = assert_same_numbers(reinplace_inplaceable_ops, function, X, K)
     assert "aotairtest.norm.default" in targets(module)
 
 
@@ -181,7 +172,7 @@ def test_several_results_decline(function, reason, caplog):
     said = reasons(caplog, reinplace_input_mutated_ops, module)
     assert "reinplace failed" in said and any(part in said for part in reason.split("|")), said
     assert targets(module) == before
-    same_numbers(reinplace_input_mutated_ops, function, X, K, V)
+    assert_same_numbers(reinplace_input_mutated_ops, function, X, K, V)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +189,4 @@ def test_intermediates_of_several_results_decline(function, reason, caplog):
     said = reasons(caplog, reinplace_inplaceable_ops, module)
     assert reason in said
     assert "aotairtest.norm_functional.default" in targets(module)
-    same_numbers(reinplace_inplaceable_ops, function, X, K)
+    assert_same_numbers(reinplace_inplaceable_ops, function, X, K)
