@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from aotair_runtime.executor import written_names
+
 from .targets import Target
 
 _FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
@@ -27,14 +29,9 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
     return None
 
 
-def out_arguments(op: torch._ops.OpOverload) -> list[str]:
-    """The names of the tensors that an out variant writes into, in the order of the results."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
 def _writes_results_of(candidate: torch._ops.OpOverload, op: torch._ops.OpOverload) -> bool:
     outs = [a for a in candidate._schema.arguments if a.is_out]
-    if len(outs) != len(op._schema.returns) or not outs or len(out_arguments(candidate)) != len(outs):
+    if len(outs) != len(op._schema.returns) or not outs or len(written_names(candidate)) != len(outs):
         return False
     given = [(a.name, str(a.type)) for a in candidate._schema.arguments if not a.is_out]
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]

@@ -9,10 +9,12 @@ import math
 import torch
 from torch.fx.node import Node
 
+from aotair_runtime.executor import written_names
+
 from ..graph.alias import Uses, base
 from ..graph.fake import evaluate, recompute
 from ..graph.inplace import same_layout
-from ..outs import out_arguments, out_variant
+from ..outs import out_variant
 from .edits import Edits
 from .streams import several_streams
 
@@ -125,7 +127,7 @@ class _Rewrite:
         out = out_variant(owner.target, self._edits.target)
         takes = {argument.name for argument in out._schema.arguments}
         kwargs = {name: value for name, value in owner.kwargs.items() if name in takes}
-        (name,) = out_arguments(out)
+        (name,) = written_names(out)
         with self._graph.inserting_before(owner):
             made = self._call(out, *owner.args, **kwargs, **{name: place})
         made.meta["stack_trace"] = owner.meta.get("stack_trace")
