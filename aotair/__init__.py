@@ -10,6 +10,7 @@ from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_
 if TYPE_CHECKING:
     from .builder import build
     from .config import CompilerConfig
+    from .fusion import register_replacement
     from .recipe import Recipe
 
 __all__ = [
@@ -23,9 +24,10 @@ __all__ = [
     "build",
     "graph_pool",
     "load",
+    "register_replacement",
 ]
 
-_LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe"}
+_LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe", "register_replacement": "fusion"}
 
 
 def __getattr__(name: str):

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,16 +11,18 @@ from aotair_runtime.errors import AotairError
 from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE
 
-from . import passes
+from . import fusion, passes
 from .errors import ProofError
 from .export import export
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
 from .prove import on_host, prove
+from .quantize import quantize
 from .recipe import Recipe, parse_recipe, read_recipe
+from .report.explain import Explained
 from .report.page import page
-from .source import load_model, with_functions
+from .source import load_model, load_rules, with_functions
 from .targets import Target
 
 
@@ -36,7 +38,8 @@ class Listener:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass."""
+    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
+    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None."""
 
     artifact: str
     nodes_before: int
@@ -49,6 +52,8 @@ class Summary:
     padding_runs: int
     seconds: dict[str, float]
     rewrites: dict[str, int]
+    misses: dict[str, int]
+    quantised: dict | None
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -103,20 +108,22 @@ def build_with_summary(
     with written_aside(target) as folder:
         observer = Observer(Target(recipe.target.device), _dump_folder(recipe), bisection.max_rewrites)
         with clock.stage("model"):
-            model = load_model(recipe)
+            model, rules = load_model(recipe), load_rules(recipe)
+            quantised = quantize(model, recipe)
         with clock.stage("export"):
             exported = export(model, recipe)
             observer.stage("export", exported.module)
             nodes_before = len(exported.module.graph.nodes)
         with clock.stage("passes"):
-            passes.apply(exported.module, with_functions(recipe), observer, bisection.stop_after)
+            passes.apply(exported.module, with_functions(recipe), observer, bisection.stop_after, rules)
             nodes_after = len(exported.module.graph.nodes)
+            explained = _explained(observer, rules)
         with clock.stage("buckets"):
             built = build_program(exported, recipe, listener.bucket)
         with clock.stage("prove"):
             proved = prove(built, model, recipe, listener.bucket)
         with clock.stage("pack"):
-            program = pack(built, proved, page(proved.program), folder)
+            program = pack(built, proved, page(proved.program, explained.counts()), folder)
         with clock.stage("check"):
             _check_written(folder)
         proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
@@ -132,8 +139,33 @@ def build_with_summary(
             padding_runs=sum(len(proof.padding) for proof in proofs),
             seconds=clock.seconds,
             rewrites=observer.rewrites(),
+            quantised=None if quantised is None else asdict(quantised),
+            misses={name: left for name, (_, left) in explained.counts().items() if left},
         )
     return summary
+
+
+def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:
+    """Run the passes over a recipe's model, and say what became of each candidate. Nothing is written.
+
+    Raises a subclass of AotairError where the recipe cannot be built so far.
+    """
+    clock = _Clock(listener or Listener())
+    with clock.stage("recipe"):
+        recipe = _as_recipe(recipe)
+        observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
+    with clock.stage("model"):
+        model, rules = load_model(recipe), load_rules(recipe)
+        quantize(model, recipe)
+    with clock.stage("export"):
+        exported = export(model, recipe)
+    with clock.stage("passes"):
+        passes.apply(exported.module, with_functions(recipe), observer, rules=rules)
+    return _explained(observer, rules)
+
+
+def _explained(observer: Observer, rules: Sequence[fusion.Rule]) -> Explained:
+    return Explained(tuple(observer.records), (*rules, *fusion.registered(), *fusion.RULES))
 
 
 def _as_recipe(recipe: str | Path | dict | Recipe) -> Recipe:

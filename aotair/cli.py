@@ -75,6 +75,18 @@ def build(
 
 
 @main.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--rule", metavar="NAME", help="Only this fusion rule, or this pass.")
+@_JSON
+def explain(recipe: Path, rule: str | None, as_json: bool) -> None:
+    """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
+    from .builder import explain as explained
+
+    found = explained(recipe)
+    click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
+
+
+@main.command()
 @click.argument("factory")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
 def init(factory: str, out: Path | None) -> None:

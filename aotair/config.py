@@ -50,6 +50,10 @@ class ExperimentalConfig(_Options):
         "repair", description="what to do with a use across streams that no event orders"
     )
     remove_noop_ops: bool = Field(True, description="remove ops that return their input unchanged")
+    merge_duplicates: bool = Field(True, description="compute once what is computed several times")
+    pattern_fusion_pass: bool = Field(True, description="apply fusion rules, aotair's own and registered ones")
+    disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
+    verify_rules: bool = Field(True, description="check each fusion rule on random numbers before it is trusted")
 
 
 def _a_pass(value: object) -> object:

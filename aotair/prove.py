@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree
 
 from aotair_runtime.artifact import Artifact
 from aotair_runtime.buckets import choose, describe, evaluate
@@ -18,6 +17,7 @@ from aotair_runtime.settings import Settings
 from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError
+from .original import Original
 from .program import Built
 from .recipe import Recipe
 from .samples import poisoned, poisons, random_inputs, read_samples
@@ -37,7 +37,7 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
     golden: dict[str, torch.Tensor] = {}
     with on_host(Artifact(Path(recipe.name), built.program, constants)) as model:
         (entry,) = built.program.entry_points
-        prover = _Prover(recipe, entry, model, _Original(original, recipe), golden)
+        prover = _Prover(recipe, entry, model, Original(original, recipe), golden)
         buckets = []
         for number, bucket in enumerate(entry.buckets):
             progress(number, len(entry.buckets))
@@ -54,24 +54,6 @@ def on_host(artifact: Artifact) -> Model:
     return Model(artifact, open_device("cpu"), Settings(enable_output_clone=True, allow_namespaces=tuple(namespaces)))
 
 
-class _Original:
-    """The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
-
-    def __init__(self, model: torch.nn.Module, recipe: Recipe):
-        self._model, self._names = model, tuple(recipe.inputs)
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        for name, buffer in self._model.named_buffers():
-            buffer.copy_(self._buffers[name])
-        with torch.no_grad():
-            result = self._model(**{name: inputs[name] for name in self._names})
-        return [leaf.clone() for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self._model.named_buffers())
-
-
 @dataclass(frozen=True)
 class _Run:
     """What a call left behind: outputs, then mutated inputs, then states, with a name for each."""
@@ -81,7 +63,7 @@ class _Run:
 
 
 class _Prover:
-    def __init__(self, recipe: Recipe, entry: EntryPoint, model: Model, original: _Original, golden: dict):
+    def __init__(self, recipe: Recipe, entry: EntryPoint, model: Model, original: Original, golden: dict):
         self._recipe, self._entry, self._model, self._original, self._golden = recipe, entry, model, original, golden
         self._mutated = [name for name, item in recipe.inputs.items() if item.mutated]
         self._output_names = list(leaf_names(entry.structure))

@@ -86,6 +86,17 @@ class VerifyPart(_Part):
     samples: str | None = Field(None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT")
 
 
+class QuantizePart(_Part):
+    """Linear layers to compute in int8."""
+
+    linear: Literal["int8_dynamic"] = Field(
+        description="int8_dynamic: int8 weights, a scale for each channel; int8 activations, a scale for each token"
+    )
+    skip: list[str] = Field(
+        default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
+    )
+
+
 class Recipe(_Part):
     """A model, its inputs and buckets, and how to build them."""
 
@@ -96,11 +107,21 @@ class Recipe(_Part):
     buckets: dict[Name, list[Size]] | list[dict[Name, Size]] = Field(
         default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
     )
+    fusion: list[Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
+        default_factory=list, description="functions (module:function) that register fusion rules for this build"
+    )
+    quantize: QuantizePart | None = Field(None, description="null: compute in the model's own dtypes")
     verify: VerifyPart = Field(default_factory=VerifyPart)
     config: CompilerConfig = Field(default_factory=CompilerConfig)
 
     # Not a field: where the recipe was read from, for errors and relative paths.
     _file: Path | None = None
+
+    @model_validator(mode="after")
+    def _served(self) -> "Recipe":
+        if self.quantize is not None and self.target.device != "npu":
+            raise ValueError("quantize is for target.device: npu")
+        return self
 
     @field_validator("buckets")
     @classmethod

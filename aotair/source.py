@@ -12,7 +12,9 @@ import safetensors.torch
 import torch
 
 from aotair_runtime.check import dtype
+from aotair_runtime.errors import AotairError
 
+from . import fusion
 from .config import CompilerConfig
 from .errors import ModelError
 from .recipe import Recipe
@@ -58,6 +60,30 @@ def with_functions(recipe: Recipe) -> CompilerConfig:
         if isinstance(value, str):
             found[option] = import_callable(value, recipe.folder, recipe.where, f"config.{option}")
     return recipe.config.model_copy(update=found)
+
+
+def load_rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
+    """The rules that the functions under `fusion` register. Raises ModelError."""
+    rules: list[fusion.Rule] = []
+    for number, name in enumerate(recipe.fusion):
+        field = f"fusion[{number}]"
+        function = import_callable(name, recipe.folder, recipe.where, field)
+        try:
+            found = fusion.rules_of(function)
+        except AotairError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{field}: {name} failed: {type(error).__name__}: {error}", where=recipe.where,
+                expected="a function that calls aotair.register_replacement", fix="call it yourself to see where",
+            ) from error  # fmt: skip
+        if not found:
+            raise ModelError(
+                f"{field}: {name} registered no rule", where=recipe.where,
+                expected="a function that calls aotair.register_replacement", fix="register inside the function",
+            )  # fmt: skip
+        rules += found
+    return tuple(rules)
 
 
 def import_callable(name: str, folder: Path, where: str, field: str) -> Callable:

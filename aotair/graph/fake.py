@@ -30,6 +30,32 @@ def evaluate(mode: FakeTensorMode, target, args: tuple, kwargs: dict) -> object:
         return target(*fake_args, **fake_kwargs)
 
 
+def relay(graph: torch.fx.Graph) -> None:
+    """`recompute` where results now have other strides: a view that these do not allow looks at a copy. Raises
+    CannotEvaluate."""
+    mode, view = fake_mode(graph), torch.ops.aten.view.default
+    for node in list(graph.nodes):
+        if node.op != "call_function" or "event" in node.meta:
+            continue
+        try:
+            node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+        except Exception as error:
+            if node.target is not view:
+                raise CannotEvaluate(node, error) from error
+            _copy_first(node)
+            node.meta["val"] = evaluate(mode, view, node.args, {})
+
+
+def _copy_first(view: Node) -> None:
+    source = view.args[0]
+    with view.graph.inserting_before(view):
+        copied = view.graph.call_function(
+            torch.ops.aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+        )
+    copied.meta["val"] = evaluate(fake_mode(view.graph), copied.target, copied.args, dict(copied.kwargs))
+    view.args = (copied, *view.args[1:])
+
+
 def recompute(graph: torch.fx.Graph) -> None:
     """Every call's result anew, in order, so that what shares memory shares it here too. Raises CannotEvaluate."""
     mode = fake_mode(graph)

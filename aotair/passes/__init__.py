@@ -1,16 +1,21 @@
 """The pipeline: every pass in order, with the reason for its place. This list is the documentation."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .. import fusion
 from ..config import CompilerConfig
 from ..errors import GraphError
 from ..graph.verify import verify
 from ..targets import Target
 from . import (
+    canonicalise,
     custom,
+    fuse,
+    merge_duplicates,
     recover_view_inplace,
     reinplace_inplaceable_ops,
     reinplace_input_mutated_ops,
@@ -60,7 +65,7 @@ REINPLACE = (
     Pass("remove_dead_code", remove_dead_code.run),
 )
 
-PIPELINE = (
+PREPARE = (
     # First, as TorchAir has it: it sees the graph as export made it.
     Pass("post_grad_custom_pre_pass", _custom("post_grad_custom_pre_pass"), _is_set("post_grad_custom_pre_pass")),
     # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
@@ -69,6 +74,16 @@ PIPELINE = (
     Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
     # Before anything that counts users: a write through a view is one node instead of four.
     Pass("recover_view_inplace", recover_view_inplace.run),
+    # Before anything that compares calls.
+    Pass("canonicalise", canonicalise.run),
+    # Before fusion: what is computed twice has two users where a rule wants to see one.
+    Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
+)
+
+FINISH = (
+    # What replacements computed for each match, and what they left unused.
+    Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
+    Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
     Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
@@ -83,6 +98,27 @@ BUCKET_PIPELINE = (
 )
 
 
+def pipeline(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule] = ()) -> tuple[Pass, ...]:
+    """Every pass for the symbolic graph in order; `rules` are a recipe's own, beside aotair's and those registered."""
+    return (*PREPARE, *_fusion(config, target, rules), *FINISH)
+
+
+def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]) -> Iterator[Pass]:
+    """A pass for each rule. A user's rules come first, as in TorchAir, and again for what lifting made."""
+    own = (*rules, *fusion.registered())
+    options = config.experimental_config
+    known = {rule.name for rule in (*own, *fusion.RULES)}
+    for name in options.disabled_fusion_rules:
+        if name not in known:
+            raise GraphError(f"there is no fusion rule {name!r} to disable", expected=", ".join(sorted(known)))
+    lifting = [rule for rule in fusion.RULES if rule.lifts]
+    others = [rule for rule in fusion.RULES if not rule.lifts]
+    for rule in (*own, *lifting, *(own if lifting else ()), *others):
+        here = rule.devices is None or target.kind in rule.devices
+        if options.pattern_fusion_pass and here and rule.name not in options.disabled_fusion_rules:
+            yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
+
+
 def apply_to_bucket(module: torch.fx.GraphModule, config: CompilerConfig, target: Target) -> None:
     """Run the passes that need concrete sizes, in place."""
     for step in BUCKET_PIPELINE:
@@ -93,14 +129,19 @@ def apply_to_bucket(module: torch.fx.GraphModule, config: CompilerConfig, target
 
 
 def apply(
-    module: torch.fx.GraphModule, config: CompilerConfig, observer: Observer, stop_after: str | None = None
+    module: torch.fx.GraphModule,
+    config: CompilerConfig,
+    observer: Observer,
+    stop_after: str | None = None,
+    rules: Sequence[fusion.Rule] = (),
 ) -> None:
     """Run the pipeline over `module`, in place; `stop_after` names the last pass to run."""
-    names = [step.name for step in PIPELINE]
+    steps = pipeline(config, observer.target, rules)
+    names = [step.name for step in steps]
     if stop_after is not None and stop_after not in names:
         raise GraphError(f"there is no pass {stop_after!r} to stop after", expected=", ".join(names))
     counts = {}
-    for step in PIPELINE:
+    for step in steps:
         counts[step] = _run(step, module, config, observer)
         if step.name == stop_after:
             return

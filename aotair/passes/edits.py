@@ -1,7 +1,7 @@
 """What a pass reports through: leave for each rewrite, what it did, and why a candidate was left alone."""
 
 import logging
-from collections import Counter
+from dataclasses import dataclass
 
 from torch.fx.node import Node
 
@@ -13,13 +13,24 @@ from ..targets import Target
 log = logging.getLogger("aotair")
 
 
+@dataclass(frozen=True)
+class Account:
+    """What became of one candidate: rewritten or left as it is, what was done or why not, and the user's line."""
+
+    rewritten: bool
+    node: str
+    op: str
+    text: str
+    source: str
+
+
 class Edits:
     """One pass over one graph, for one target. `limit`: the most rewrites (None: any number), to find a wrong one by
     halves."""
 
     def __init__(self, name: str, target: Target, config: CompilerConfig, limit: int | None = None):
         self.name, self.target, self.config, self.count = name, target, config, 0
-        self.reasons: Counter[str] = Counter()
+        self.accounts: list[Account] = []
         self._limit = limit
 
     def may(self, node: Node, what: str) -> bool:
@@ -27,15 +38,18 @@ class Edits:
         if self._limit is not None and self.count >= self._limit:
             return False
         self.count += 1
+        self._account(node, what, rewritten=True)
         log.debug("%s: %s %s%s", self.name, node.name, what, source(node))
         return True
 
     def skipped(self, why: str) -> None:
         """The pass leaves the whole graph alone."""
-        self.reasons[why] += 1
         log.info("%s: skipped, because %s", self.name, why)
 
     def declined(self, node: Node, why: str) -> None:
         """`node` was a candidate and stays as it is."""
-        self.reasons[why] += 1
+        self._account(node, why, rewritten=False)
         log.debug("%s: %s (%s) stays as it is: %s%s", self.name, node.name, target_name(node), why, source(node))
+
+    def _account(self, node: Node, text: str, *, rewritten: bool) -> None:
+        self.accounts.append(Account(rewritten, node.name, target_name(node), text, source(node).strip(" ()")))

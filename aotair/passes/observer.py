@@ -17,20 +17,21 @@ from ..errors import InternalError
 from ..graph.show import show
 from ..graph.verify import verify
 from ..targets import Target
-from .edits import Edits
+from .edits import Account, Edits
 
 log = logging.getLogger("aotair")
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did: rewrites, nodes before and after, and seconds."""
+    """What a pass did: rewrites, nodes before and after, seconds, and what became of each candidate."""
 
     name: str
     rewrites: int
     before: int
     after: int
     seconds: float
+    accounts: tuple[Account, ...] = ()
 
 
 @dataclass
@@ -75,6 +76,6 @@ class Observer:
             done = ", ".join(record.name for record in self.records) or "nothing"
             raise InternalError(f"the pass {name} failed after {done}: {error}") from error
         after, seconds = len(module.graph.nodes), time.perf_counter() - start
-        self.records.append(PassRecord(name, edits.count, before, after, seconds))
+        self.records.append(PassRecord(name, edits.count, before, after, seconds, tuple(edits.accounts)))
         log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", name, edits.count, before, after, seconds)
         self.stage(name, module)

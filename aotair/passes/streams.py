@@ -33,6 +33,8 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     plan = _Scopes(graph)
     if plan.streams == 1 and not plan.events:
         return
+    for node, stream in plan.stream.items():
+        node.meta["stream"] = stream
     writer = _Writer(graph, plan, edits, hazards)
     for node in plan.nodes:
         writer.add(node)
@@ -41,6 +43,11 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         graph.erase_node(node)
     graph.output_node().meta["streams"] = plan.streams
     graph.output_node().meta["priorities"] = plan.priorities
+
+
+def labels(graph: torch.fx.Graph) -> dict[Node, int]:
+    """The stream of each node that stands in a scope, before this pass: 0 is the main one."""
+    return _Scopes(graph).stream
 
 
 def stream_of(node: Node) -> int:
@@ -72,6 +79,7 @@ class _Scopes:
 
     graph: torch.fx.Graph
     nodes: list[Node] = field(default_factory=list)  # all but scopes, in order
+    stream: dict[Node, int] = field(default_factory=dict)  # of those that stand in a scope
     consumed: list[Node] = field(default_factory=list)  # what is removed at the end
     events: int = 0
     priorities: tuple[int, ...] = (0,)
@@ -103,7 +111,7 @@ class _Scopes:
                 self.nodes.append(node)
                 self.events += isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "air"
                 if node.op == "call_function" and current is not None:
-                    node.meta["stream"] = current
+                    self.stream[node] = current
         if stack:
             raise GraphError(
                 "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "
@@ -114,7 +122,7 @@ class _Scopes:
 
     @property
     def streams(self) -> int:
-        return 1 + max((stream_of(node) for node in self.nodes), default=0)
+        return 1 + max(self.stream.values(), default=0)
 
 
 # ---- what is made of it ----------------------------------------------------------------------------------------------

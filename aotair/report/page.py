@@ -1,7 +1,7 @@
 """report.html: what an artifact holds and what was proved of it, for people; one file, no network, no scripts."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aotair_runtime.buckets import describe, shape_text
 from aotair_runtime.schema import EntryPoint, Form, Program
@@ -18,9 +18,9 @@ code { background: #f3f6f9; padding: 0 .2rem; }
 """
 
 
-def page(program: Program) -> str:
-    """The whole page; the same for the same program."""
-    body = "\n".join(_sections(program))
+def page(program: Program, fusions: Mapping[str, tuple[int, int]]) -> str:
+    """The whole page; the same for the same program. `fusions`: what each rule fused, and left alone."""
+    body = "\n".join(_sections(program, fusions))
     title = html.escape(program.name)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} · aotair</title>'
@@ -28,7 +28,7 @@ def page(program: Program) -> str:
     )
 
 
-def _sections(program: Program) -> Iterator[str]:
+def _sections(program: Program, fusions: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     need = program.requirements
     weights = sum(_nbytes(c.dtype, c.shape) for c in program.constants)
     yield (
@@ -42,6 +42,9 @@ def _sections(program: Program) -> Iterator[str]:
         yield _interface(entry)
         yield "<h2>Buckets</h2>" + _buckets(program, entry)
         yield "<h2>Padding proofs</h2>" + _padding(entry)
+    if fusions:
+        rows = [[name, done, left] for name, (done, left) in fusions.items()]
+        yield "<h2>Fusion</h2>" + _table(["rule", "fused", "nearest misses (aotair explain says why)"], rows)
     yield "<h2>Ops</h2>" + _ops(program)
 
 

@@ -63,11 +63,23 @@ class Progress(Listener):
         self._name = ""
 
 
+def _quantised(summary: Summary) -> list[list[str]]:
+    if summary.quantised is None:
+        return []
+    return [
+        ["linear layers in int8", f"{summary.quantised['linears']}"],
+        ["error of int8, largest", f"{summary.quantised['max_abs_error']:.2e}"],
+        ["error of int8, relative", f"{summary.quantised['relative_error']:.2e}"],
+    ]
+
+
 def summary_table(summary: Summary) -> str:
     """The table that ends a build."""
     rows = [
         ["graph nodes before / after passes", f"{summary.nodes_before} / {summary.nodes_after}"],
         *([f"rewrites: {name}", f"{count}"] for name, count in summary.rewrites.items()),
+        *([f"near misses: {name}", f"{count}"] for name, count in summary.misses.items()),
+        *_quantised(summary),
         ["buckets, each proved", f"{summary.buckets}"],
         ["padding runs, each neutral", f"{summary.padding_runs}"],
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],

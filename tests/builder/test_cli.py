@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from aotair.cli import main
 from aotair.config import CompilerConfig
-from aotair.passes import PIPELINE
+from aotair.passes import pipeline
+from aotair.targets import Target
 
 
 def aotair(*arguments: object, fails: bool = False) -> str:
@@ -62,7 +63,7 @@ def test_build_writes_into_the_working_directory_by_default(linear_recipe: Path,
 def test_build_dumps_every_stage(linear_recipe: Path, tmp_path: Path):
     aotair("build", linear_recipe, "-o", tmp_path / "x.aotair", "--dump-graph", tmp_path / "dump")
     names = [file.name for file in sorted((tmp_path / "dump").iterdir())]
-    steps = [step.name for step in PIPELINE if step.enabled(CompilerConfig())]
+    steps = [step.name for step in pipeline(CompilerConfig(), Target("cpu")) if step.enabled(CompilerConfig())]
     assert names == [f"{number:02}_{name}.txt" for number, name in enumerate(["export", *steps])]
 
 

@@ -1,0 +1,95 @@
+"""scaled_dot_product_attention, perhaps with repeated heads and a transposed result -> npu_fused_infer_attention_score."""
+
+import functools
+import itertools
+import math
+
+import torch
+
+from .matcher import Either, KeywordArg, PatternExpr, call
+from .npu import HALVES, dtype_text, val
+from .rule import Fused, Rule
+
+_aten, _npu = torch.ops.aten, torch.ops.npu
+_WIDEST, _ALIGNED, _GROUPS = 512, 16, 64  # the head's width, what divides it, query heads for each of key and value
+
+
+def _perhaps_repeated(name: str) -> Either:
+    """Heads as they are, or repeated in a copy, as models do that share them among several queries."""
+    source = KeywordArg(name)
+    spread = call(
+        _aten.expand.default, call(_aten.unsqueeze.default, source, KeywordArg(f"{name}_dim")), KeywordArg("e")
+    )
+    copied = call(_aten.clone.default, spread, memory_format=torch.contiguous_format)
+    views = [_aten._unsafe_view.default, _aten.view.default]
+    return Either(call(views, copied, KeywordArg("v")), call(views, spread, KeywordArg("v")), source)
+
+
+_KEY, _VALUE = _perhaps_repeated("key"), _perhaps_repeated("value")
+
+
+def _attention() -> list[PatternExpr]:
+    rests = [(), (KeywordArg("mask"),), (None, 0.0, KeywordArg("causal"))]
+    kinds = [{}, {"scale": KeywordArg("scale")}]
+    grouped = [{}, {"enable_gqa": KeywordArg("grouped")}]
+    return [
+        call(_aten.scaled_dot_product_attention.default, KeywordArg("query"), _KEY, _VALUE, *rest, **scale, **group)
+        for rest, scale, group in itertools.product(rests, reversed(kinds), reversed(grouped))
+    ]
+
+
+def _check(query, key, value, mask=None, dim0=1, dim1=2, key_dim=2, value_dim=2) -> str | None:
+    for node in (query, key, value):
+        if val(node).dim() != 4 or val(node).dtype not in HALVES or val(node).dtype != val(query).dtype:
+            return f"{node.name} is {dtype_text(node)} {list(val(node).shape)}; four dimensions of a half are needed"
+        if not all(isinstance(val(node).shape[axis], int) for axis in (1, 3)):
+            return f"heads or width of {node.name} are symbolic: {list(val(node).shape)}"
+    heads, shared, width = val(query).shape[1], val(key).shape[1], val(query).shape[3]
+    if {val(key).shape[3], val(value).shape[3]} != {width}:
+        return f"query, key and value have heads of different widths: {width}, {val(key).shape[3]}, {val(value).shape[3]}"
+    if width % _ALIGNED or width > _WIDEST:
+        return f"the head's width, {width}, is not a multiple of {_ALIGNED} up to {_WIDEST}"
+    if val(value).shape[1] != shared or heads % shared or heads // shared > _GROUPS:
+        return f"{heads} query heads for {shared} key and {val(value).shape[1]} value heads"
+    if {key_dim, value_dim} != {2}:
+        return "its keys and values are repeated along another dimension than the heads"
+    if {dim0 % 4, dim1 % 4} != {1, 2}:
+        return f"its result is transposed by ({dim0}, {dim1}), not (1, 2)"
+    return None if mask is None else _mask_refused(mask, query, key)
+
+
+def _mask_refused(mask, query, key) -> str | None:
+    shape = val(mask).shape
+    if val(mask).dtype != torch.bool:
+        return f"{mask.name} is an additive mask ({dtype_text(mask)}), the kernel takes a boolean one"
+    want = (*val(query).shape[2:3], *val(key).shape[2:3])
+    if len(shape) not in (2, 4) or any(a is not b and bool(a != b) for a, b in zip(shape[-2:], want)):
+        return f"{mask.name} has the shape {list(shape)}, not that of the scores {list(want)}"
+    if len(shape) == 4 and (shape[1] != 1 or (shape[0] != 1 and bool(shape[0] != val(query).shape[0]))):
+        return f"{mask.name} differs between heads: {list(shape)}"
+    return None
+
+
+def _replace(query, key, value, mask=None, causal=False, scale=None, *, layout: str):
+    heads, width = query.shape[1], query.shape[3]
+    if causal:
+        hidden = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
+    else:
+        hidden = None if mask is None else torch.logical_not(mask)
+    result, _ = _npu.npu_fused_infer_attention_score.default(
+        query, key, value, atten_mask=hidden, num_heads=heads, num_key_value_heads=key.shape[1], input_layout=layout,
+        scale=1 / math.sqrt(width) if scale is None else scale,
+    )  # fmt: skip
+    return (result,)
+
+
+def _variants() -> tuple[Fused, ...]:
+    turned = functools.partial(_replace, layout="BNSD_BSND")
+    straight = functools.partial(_replace, layout="BNSD")
+    dims = KeywordArg("dim0"), KeywordArg("dim1")
+    transposed = [Fused(call(_aten.transpose.int, sdpa, *dims), turned, _check) for sdpa in _attention()]
+    return (*transposed, *(Fused(sdpa, straight, _check) for sdpa in _attention()))
+
+
+RULE = Rule(
+    "lift_attention", "scaled_dot_product_attention -> npu_fused_infer_attention_score", _variants(), lifts=True)

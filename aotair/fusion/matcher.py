@@ -1,0 +1,123 @@
+"""Patterns over graphs: `torch._inductor.pattern_matcher`, with choices, and traces in the form that export gives.
+
+The only file that knows that library.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _special_op_to_preserve_cia
+from torch._inductor.fx_passes.post_grad import remove_noop_ops
+from torch._inductor.pattern_matcher import (
+    MULTIPLE,
+    CallFunction,
+    FailedMatch,
+    Ignored,
+    KeywordArg,
+    Match,
+    MatchContext,
+    MultiOutputPattern,
+    PatternExpr,
+    PatternMatcherPass,
+    PatternPrettyPrinter,
+    ReplacementPatternEntry,
+)
+from torch._inductor.pattern_matcher import register_replacement as _register
+from torch.export.exported_program import _override_composite_implicit_decomp
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Node
+
+from ..export import KEPT_WHOLE
+
+__all__ = [
+    "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",
+    "PatternExpr", "call", "commutes", "entry_of", "fwd_only", "graft", "part", "pattern_text",
+]  # fmt: skip
+
+
+class Either(PatternExpr):
+    """The first of several patterns that matches."""
+
+    def __init__(self, *choices: PatternExpr):
+        self.choices = choices
+
+    def _match(self, node: Node, ctx: MatchContext):
+        before = dict(ctx.pattern_to_node)
+        found: Match | FailedMatch = FailedMatch("no choice")
+        for choice in self.choices:
+            try:
+                found = ctx.match(choice, node)
+            except FailedMatch as error:
+                found = error
+            if found:
+                return found
+            ctx.pattern_to_node = dict(before)
+        return found
+
+    def find_anchor_nodes(self, ctx: MatchContext, searched) -> Iterator[Node | None]:
+        for choice in self.choices:
+            yield from choice.find_anchor_nodes(ctx, searched)
+
+    def pretty_print(self, pp: PatternPrettyPrinter) -> str:
+        return f"Either({', '.join(pp.pretty_print(choice) for choice in self.choices)})"
+
+
+def call(op: torch._ops.OpOverload | Sequence, *args: object, **kwargs: object) -> CallFunction:
+    """A call of `op` (or of one of several), used any number of times: who else uses it is checked for all rules."""
+    return CallFunction(op, *args, _users=MULTIPLE, **kwargs)
+
+
+def commutes(op: torch._ops.OpOverload, left: object, right: object) -> Either:
+    """A call of a binary op with its arguments in either order."""
+    return Either(call(op, left, right), call(op, right, left))
+
+
+def part(pattern: PatternExpr, number: int) -> CallFunction:
+    """One of several results."""
+    return call(operator.getitem, pattern, number)
+
+
+@torch.no_grad()
+def fwd_only(
+    function: Callable, args: Sequence[object], *, run_functional_passes: bool = True, get_decomp_fn: object = None
+) -> torch.fx.GraphModule:
+    """The graph of `function(*args)` as export would give it: the same ops stay whole, and no-ops are gone.
+
+    The default `trace_fn` of `register_replacement`. `get_decomp_fn` is accepted and ignored: the table of the line is
+    the one that makes patterns look like graphs.
+    """
+    with _override_composite_implicit_decomp(_kept_whole()), enable_python_dispatcher():
+        module = make_fx(function, tracing_mode="real")(*args)
+    if run_functional_passes:
+        remove_noop_ops(module.graph)
+        module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _kept_whole() -> dict:
+    ops = (getattr(torch.ops.aten, name).default for name in KEPT_WHOLE)
+    composite = [op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)]
+    return {op: _special_op_to_preserve_cia for op in composite}
+
+
+_COMPOSITE = "CompositeImplicitAutograd"
+
+
+def entry_of(search_fn: Callable, replace_fn: Callable, example_inputs: Sequence, **options: object):
+    """The one pattern that torch makes of a rule: an entry with `pattern`, `extra_check` and `normalize_args`."""
+    rules = PatternMatcherPass()
+    _register(search_fn, replace_fn, example_inputs, pass_dicts=rules, **options)
+    return next(iter(rules.patterns.values()))[0]
+
+
+def pattern_text(pattern: PatternExpr) -> str:
+    """The pattern as text: equal for equal patterns."""
+    return PatternPrettyPrinter.run(pattern)
+
+
+def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[object]) -> list[Node]:
+    """Put `replacement`, called with `args`, into the graph at the first of the match's outputs; the new nodes."""
+    return ReplacementPatternEntry.replace_with_graph(match, match.graph, replacement, args)

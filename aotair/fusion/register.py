@@ -1,0 +1,84 @@
+"""A user's own rules, registered as TorchAir has it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from ..errors import GraphError
+from .matcher import Match, PatternExpr, fwd_only, pattern_text
+from .rule import Registered, Rule
+
+_rules: list[Rule] = []
+_of_function: dict[Callable, tuple[Rule, ...]] = {}
+
+
+def _always(match: Match) -> bool:
+    return True
+
+
+def register_replacement(
+    search_fn: Callable,
+    replace_fn: Callable,
+    example_inputs: Sequence,
+    trace_fn: Callable = fwd_only,
+    extra_check: Callable[[Match], bool] = _always,
+    search_fn_pattern: PatternExpr | None = None,
+    scalar_workaround: dict[str, float | int] | None = None,
+    skip_duplicates: bool = False,
+) -> None:
+    """Replace what looks like `search_fn` by what `replace_fn` does, in every graph built from now on.
+
+    Both take the same arguments and return as many tensors. `example_inputs` are tensors to trace them with; where a
+    graph looks alike, `search_fn` is traced again with the graph's own shapes and dtypes. `extra_check` takes the match
+    and says whether it may be replaced. `search_fn_pattern`: the pattern written out, then `search_fn` gives the names
+    of the arguments only. `scalar_workaround`: for each scalar argument a value that stands for it in the pattern.
+    The signature and its meaning are those of `torchair.register_replacement`.
+
+    The rule goes by the name of the module and the qualified name of `search_fn`. Registering the same functions again
+    does nothing. Raises GraphError where another rule has the same pattern, unless `skip_duplicates`.
+    """
+    name = f"{search_fn.__module__}.{search_fn.__qualname__}"
+    options = {
+        "trace_fn": trace_fn,
+        "extra_check": extra_check,
+        "search_fn_pattern": search_fn_pattern,
+        "scalar_workaround": scalar_workaround,
+    }
+    variant = Registered(search_fn, replace_fn, tuple(example_inputs), options)
+    text = pattern_text(variant.pattern)
+    for rule in _rules:
+        (known,) = rule.variants
+        if pattern_text(known.pattern) != text:
+            continue
+        if skip_duplicates or (rule.name == name and known.replace_fn.__code__ is replace_fn.__code__):
+            return
+        raise GraphError(
+            f"the fusion rule {name} has the pattern of {rule.name}",
+            fix="remove one of them, or give skip_duplicates=True to leave out the second",
+        )
+    _rules.append(Rule(name, "a rule of your own", (variant,), devices=None))
+
+
+def registered() -> tuple[Rule, ...]:
+    """The rules that were registered in this process, in order."""
+    return tuple(_rules)
+
+
+def rules_of(function: Callable) -> tuple[Rule, ...]:
+    """The rules that `function` registers, for those who name it and nobody else. It is called once a process."""
+    if function not in _of_function:
+        with _apart() as found:
+            function()
+        _of_function[function] = tuple(found)
+    return _of_function[function]
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[list[Rule]]:
+    """A list that receives what is registered in the meantime."""
+    kept, found = list(_rules), []
+    _rules.clear()
+    try:
+        yield found
+        found += _rules
+    finally:
+        _rules[:] = kept

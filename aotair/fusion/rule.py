@@ -1,0 +1,107 @@
+"""What a fusion rule is: patterns, and what stands in their place where the rule's conditions hold."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx.node import Node, map_arg
+
+from .matcher import FailedMatch, Match, MultiOutputPattern, PatternExpr, entry_of, fwd_only
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A graph to put in the place of a match, and the nodes and constants that it is called with."""
+
+    module: torch.fx.GraphModule
+    args: list
+
+
+class Variant:
+    """One pattern of a rule. `plan` gives the Replacement of a match, or says why there is none."""
+
+    pattern: PatternExpr
+
+    @property
+    def outputs(self) -> list[PatternExpr]:
+        """What the match makes for others, in the order of the replacement's results."""
+        several = isinstance(self.pattern, MultiOutputPattern)
+        return [output for output in self.pattern.outputs if output is not None] if several else [self.pattern]
+
+    def plan(self, match: Match) -> Replacement | str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Fused(Variant):
+    """A pattern written out. `check` says why a match may not be replaced, or nothing; `replace` gives the results.
+
+    Both take arguments by the names of the pattern's KeywordArgs, as many as they want: `check` gets nodes and
+    constants, `replace` tensors and constants. A name that the pattern does not bind keeps its default. `named`: parts
+    of the pattern whose nodes `check` wants, too.
+    """
+
+    pattern: PatternExpr
+    replace: Callable
+    check: Callable[..., str | None]
+    named: Mapping[str, PatternExpr] = field(default_factory=dict)
+
+    def plan(self, match: Match) -> Replacement | str:
+        found = {name: match.ctx.pattern_to_node[pattern] for name, pattern in self.named.items()}
+        reason = self.check(**_wanted(self.check, match.kwargs | found))
+        if reason is not None:
+            return reason
+        given = _wanted(self.replace, match.kwargs)
+        values = map_arg(tuple(given.values()), lambda node: node.meta["val"])
+        return Replacement(fwd_only(lambda *args: self.replace(**dict(zip(given, args))), values), [*given.values()])
+
+
+def _wanted(function: Callable, given: Mapping[str, object]) -> dict[str, object]:
+    return {name: given[name] for name in inspect.signature(function).parameters if name in given}
+
+
+@dataclass(frozen=True, eq=False)
+class Registered(Variant):
+    """A pattern that torch makes from a user's functions, with torch's own check of shapes."""
+
+    search_fn: Callable
+    replace_fn: Callable
+    example_inputs: tuple
+    options: Mapping[str, object]
+    entry: object = field(init=False)
+
+    def __post_init__(self):
+        entry = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
+        object.__setattr__(self, "entry", entry)
+
+    @property
+    def pattern(self) -> PatternExpr:  # type: ignore[override]
+        return self.entry.pattern
+
+    def plan(self, match: Match) -> Replacement | str:
+        if not self.entry.extra_check(match):
+            return "its extra_check, or its pattern traced with these shapes and dtypes, does not hold"
+        return Replacement(match.replacement_graph, self.entry.normalize_args(*match.args, **match.kwargs))
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """`says`: what becomes what, in one line. `devices`: the kinds of target it is for; None: all.
+    `lifts`: it makes npu ops of plain ones, which other rules look for."""
+
+    name: str
+    says: str
+    variants: tuple[Variant, ...]
+    devices: frozenset[str] | None = frozenset({"npu"})
+    lifts: bool = False
+
+    def matches(self, node: Node) -> Iterator[tuple[Variant, Match | FailedMatch]]:
+        """What each variant has to say about `node` as the anchor of a match."""
+        for variant in self.variants:
+            if node.target in variant.outputs[0].fns:
+                yield variant, variant.pattern.match(node)
+
+    def anchors(self) -> set:
+        """The targets of the nodes at which a match may be found."""
+        return {target for variant in self.variants for target in variant.outputs[0].fns}

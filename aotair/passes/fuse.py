@@ -1,0 +1,169 @@
+"""A rule over a graph: every match that may be replaced is; every other, and every near miss, is explained."""
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import Node
+
+from ..fusion.matcher import FailedMatch, Match, graft
+from ..fusion.misses import nearest
+from ..fusion.rule import Replacement, Rule, Variant
+from ..fusion.trust import verify_numbers
+from ..graph.alias import root, written_roots
+from ..graph.fake import relay
+from ..graph.show import target_name
+from ..graph.verify import source
+from .edits import Edits
+from .streams import labels
+
+
+def run(module: torch.fx.GraphModule, edits: Edits, rule: Rule) -> None:
+    graph = module.graph
+    for node in reversed(graph.nodes):
+        if node.target is operator.getitem and not node.users:
+            graph.erase_node(node)  # a result that nobody takes would count as a use
+    around = _Surroundings(graph)
+    anchors = rule.anchors()
+    relaid = False
+    for node in reversed(graph.nodes):
+        if not node._erased and node.target in anchors:
+            relaid |= _at(node, rule, around, edits)
+    if relaid:
+        relay(graph)
+
+
+def _at(node: Node, rule: Rule, around: "_Surroundings", edits: Edits) -> bool:
+    """Try the rule's variants at one anchor; says whether results now lie otherwise than they did."""
+    failed: list[Variant] = []
+    reasons: list[str] = []
+    for variant, match in rule.matches(node):
+        if isinstance(match, FailedMatch):
+            failed.append(variant)
+            continue
+        outputs = [found for found in match.output_nodes() if found is not None]
+        reason = around.refusal(match, outputs)
+        planned = reason or variant.plan(match)
+        if isinstance(planned, Replacement):
+            reason = _results_differ(outputs, planned) or around.too_late(planned.args, outputs)
+            if reason is None:
+                if edits.config.experimental_config.verify_rules:
+                    verify_numbers(rule, match, outputs, planned)
+                return edits.may(_maker(node), f"fused: {rule.says}") and _replace(match, outputs, planned)
+            reasons.append(reason)
+        else:
+            reasons.append(planned)
+    reason = reasons[0] if reasons else nearest(failed, node)
+    if reason is not None:
+        edits.declined(_maker(node), reason)
+    return False
+
+
+def _maker(node: Node) -> Node:
+    """The call whose result a node is a part of."""
+    return node.args[0] if node.target is operator.getitem else node
+
+
+def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> bool:
+    """Put the replacement in; says whether a result has other strides than what it stands for."""
+    before = [node.meta["val"] for node in outputs]
+    trace = outputs[0].meta.get("stack_trace")
+    results = planned.module.graph.output_node().args[0]
+    after = [node.meta["val"] for node in (results if isinstance(results, (tuple, list)) else [results])]
+    for node in graft(match, planned.module, planned.args):
+        if trace is not None:
+            node.meta["stack_trace"] = trace
+    return not all(statically_known_true(sym_eq(old.stride(), new.stride())) for old, new in zip(before, after))
+
+
+def _results_differ(outputs: Sequence[Node], planned: Replacement) -> str | None:
+    results = planned.module.graph.output_node().args[0]
+    results = results if isinstance(results, (tuple, list)) else [results]
+    if len(results) != len(outputs):
+        return f"the replacement gives {len(results)} results for {len(outputs)}"
+    for old, new in zip(outputs, results):
+        was, now = old.meta["val"], new.meta["val"] if isinstance(new, Node) else new
+        if was.dtype != now.dtype:
+            return f"the replacement gives {_dtype(now)} where {old.name} is {_dtype(was)}"
+        if was.dim() != now.dim() or not statically_known_true(sym_eq(was.shape, now.shape)):
+            return f"the replacement gives the shape {list(now.shape)} where {old.name} has {list(was.shape)}"
+    return None
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+class _Surroundings:
+    """What lies around a match: streams, writes, and who else uses what. Kept for one run over a graph."""
+
+    def __init__(self, graph: torch.fx.Graph):
+        self._written = written_roots(graph)
+        self._label = labels(graph)
+        self._region: dict[Node, int] = {}
+        self._position: dict[Node, int] = {}
+        region = 0
+        for number, node in enumerate(graph.nodes):
+            region += _is_border(node)
+            self._region[node], self._position[node] = region, number
+
+    def refusal(self, match: Match, outputs: Sequence[Node]) -> str | None:
+        """Why the nodes of a match cannot be taken out, or nothing."""
+        inside = set(match.nodes)
+        for node in match.nodes:
+            reason = _unnamed_argument(match, node) or _used_outside(node, inside, outputs)
+            if reason is not None:
+                return reason
+        return self._order(match, outputs)
+
+    def _order(self, match: Match, outputs: Sequence[Node]) -> str | None:
+        if len({self._label.get(self._known(node), 0) for node in match.nodes}) > 1:
+            return "its ops are on different streams"
+        if len({self._region[self._known(node)] for node in match.nodes}) > 1:
+            return "between its ops something is written, or an event is waited for"
+        for node in outputs:
+            if root(node) in self._written:
+                return f"the memory of {node.name} is written elsewhere"
+        return None
+
+    def too_late(self, args: Sequence[object], outputs: Sequence[Node]) -> str | None:
+        """The replacement stands where the first of the outputs is: all its arguments have to be there already."""
+        first = min(self._position[self._known(node)] for node in outputs)
+        for arg in args:
+            if isinstance(arg, Node) and self._position[self._known(arg)] > first:
+                return f"{arg.name} is computed after the first of its results"
+        return None
+
+    def _known(self, node: Node) -> Node:
+        """A node that an earlier replacement made stands where its neighbour does."""
+        while node not in self._position:
+            node = node.next
+        return node
+
+
+def _is_border(node: Node) -> bool:
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return op._schema.is_mutable or (op.namespace == "air" and not op._schema.name.startswith("air::scope"))
+
+
+def _unnamed_argument(match: Match, node: Node) -> str | None:
+    """An argument by name that the node has and the pattern does not speak of: the replacement would lose it."""
+    named = [set(pattern.kwargs) for pattern in match.targets if match.ctx.pattern_to_node.get(pattern) is node]
+    for name, value in node.kwargs.items():
+        if named and not any(name in names for names in named):
+            return f"{node.name} ({target_name(node)}) has {name}={value}, which the rule does not take"
+    return None
+
+
+def _used_outside(node: Node, inside: set[Node], outputs: Sequence[Node]) -> str | None:
+    if node in outputs:
+        return None
+    for user in node.users:
+        if user.target is operator.getitem and user not in inside:
+            return f"the result {user.args[1]} of {node.name} is used too{source(next(iter(user.users)))}"
+        if user not in inside:
+            return f"{node.name} is also used by {user.name} ({target_name(user)}){source(user)}"
+    return None
