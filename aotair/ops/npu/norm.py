@@ -2,6 +2,11 @@
 
 Source: the documentation of torch_npu's `npu_rms_norm` and `npu_add_rms_norm*` (aclnnRmsNorm, aclnnAddRmsNorm,
 aclnnAddRmsNormCast, aclnnAddRmsNormQuant, aclnnAddRmsNormDynamicQuant).
+
+`x * rstd` meets gamma in float32 and y is rounded once, as in CANN's kernels of RmsNorm and AddRmsNormDynamicQuant on
+A2 and A3, and in those of all these ops on Ascend 950. The A2 and A3 kernels of AddRmsNorm (float16 and bfloat16), and
+of AddRmsNormCast and AddRmsNormQuant (float16), round `x * rstd` to the dtype first: there the last bit of y may differ
+from what is computed here, and from what the same device's RmsNorm gives.
 """
 
 import torch
