@@ -14,6 +14,16 @@ def tensor(shape, dtype) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
 
 
+def op(name: str) -> torch._ops.OpOverload:
+    """The op of `name` or `name.overload`."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.npu, base), overload or "default")
+
+
+def int8(*shape) -> torch.Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
 def norms() -> Iterator[tuple]:
     for shape, dtype in itertools.product(SHAPES, FLOATS):
         x, gamma = tensor(shape, dtype), tensor(shape[-1:], dtype)
@@ -75,7 +85,50 @@ def caches() -> Iterator[tuple]:
             yield name, (tensor((2, 8, 3), dtype), at, tensor((2, 2, 3), dtype), 1), {}
 
 
+def quantised_products() -> Iterator[tuple]:
+    name, half, bf16, whole = "npu_quant_matmul", 5, 15, 3
+    for left, right in (((3, 8), (8, 5)), ((2, 3, 8), (8, 5)), ((2, 1, 3, 8), (4, 8, 5)), ((1, 2048), (2048, 16))):
+        args, n = (int8(*left), int8(*right)), right[-1]
+        for scale in (torch.rand(n) / 100, torch.rand(1) / 100):
+            yield name, (*args, scale), {"output_dtype": half}
+            yield name, (*args, scale), {"output_dtype": bf16, "pertoken_scale": torch.rand(left[-2])}
+            yield name, (*args, scale.bfloat16()), {"output_dtype": bf16, "bias": torch.rand(n)}
+            yield name, (*args, scale), {"offset": torch.rand(1)}
+            bias = torch.randint(-9, 9, (n,), dtype=torch.int32)
+            for output in (half, bf16, whole, 1):
+                yield name, (*args, scale), {"output_dtype": output, "bias": bias}
+    bias = torch.randint(-9, 9, (2, 1, 5), dtype=torch.int32)
+    yield name, (int8(2, 3, 8), int8(2, 8, 5), torch.rand(5)), {"output_dtype": half, "bias": bias}
+
+
+def grouped_products() -> Iterator[tuple]:
+    name = "npu_grouped_matmul"
+    for dtype, kind in itertools.product(FLOATS, (0, 1)):
+        x, experts = tensor((7, 8), dtype), tensor((3, 8, 5), dtype)
+        groups = torch.tensor([2, 2, 6] if kind == 0 else [2, 0, 4])
+        one = {"group_list": groups, "group_list_type": kind, "group_type": 0}
+        for item in (2, 3):
+            yield name, ([x], [experts]), one | {"split_item": item}
+            yield name, ([x], list(experts.unbind())), one | {"split_item": item}
+            bias = tensor((3, 5), dtype)
+            yield name, ([x], [experts]), one | {"split_item": item, "bias": [bias], "output_dtype": 6}
+        both = [tensor((2, 8), dtype), tensor((4, 3), dtype)], [tensor((8, 5), dtype), tensor((3, 5), dtype)]
+        for item in (0, 2, 3):
+            yield name, both, {"split_item": item, "group_type": -1}
+        yield f"{name}.List", both, {"split_item": 0, "group_type": -1}
+        yield f"{name}.List", both, {"split_item": 2, "group_type": -1}
+        several = [x], list(experts.unbind())
+        yield f"{name}.List", several, {"split_item": 1, "group_list": [2, 4, 7]}
+        yield f"{name}.List", several, {"split_item": 3, "group_list": [2, 4, 7], "bias": [tensor((5,), dtype)] * 3}
+        quantised = {"scale": [torch.rand(3, 5)], "per_token_scale": [torch.rand(7)], "output_dtype": 15}
+        yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | quantised | {"split_item": 3}
+        yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | {"split_item": 3, "output_dtype": 3}
+
+
+GROUPS = norms, quantised, others, caches, quantised_products, grouped_products
+
+
 def samples() -> Iterator[tuple[str, tuple, dict]]:
     """(name, positional arguments, keyword arguments)."""
-    for group in (norms, quantised, others, caches):
+    for group in GROUPS:
         yield from group()

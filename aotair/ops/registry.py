@@ -29,13 +29,14 @@ class HostOp:
 def define(namespace: str, ops: Iterable[HostOp]) -> None:
     """Define the ops that nobody has defined, and give every one a host kernel where it has none.
 
-    Where the vendor's package is present, its schema and its Meta kernel stay, and only the host kernel is added.
+    Where the vendor's package is present, its schemas and its Meta kernels stay, and only what it lacks is added.
     """
     library = _libraries.setdefault((namespace, "FRAGMENT"), torch.library.Library(namespace, "FRAGMENT"))
     for op in ops:
         name = f"{namespace}::{op.name}"
         if not _is_defined(name):
             library.define(op.schema)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
             library.impl(op.name, op.shape or op.kernel, "Meta")
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
             library.impl(op.name, op.kernel, "CPU")

@@ -1,0 +1,163 @@
+"""Matrix products of groups: each group of rows meets a matrix of its own, as in a mixture of experts.
+
+Source: the documentation of torch_npu's `npu_grouped_matmul` (aclnnGroupedMatmul, V2 to V5).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..registry import HostOp
+from .quant_matmul import int8_product, refuse, rescale
+
+_OP = "npu_grouped_matmul"
+# What `output_dtype` stands for where it is a number.
+_OUTPUTS = {3: torch.int32, 5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+Parts = Sequence[Tensor] | None
+
+
+def _each(parts: Parts, groups: int) -> list[Tensor | None]:
+    """One for each group: what a list of one tensor has along its first dimension, or a list has itself."""
+    if not parts:
+        return [None] * groups
+    return list(parts[0].unbind(0)) if len(parts) == 1 and parts[0].dim() > 1 else list(parts)
+
+
+def _experts(weight: Sequence[Tensor]) -> list[Tensor]:
+    """The matrices (k, n): those of one tensor (groups, k, n), or of a list."""
+    return list(weight[0].unbind(0)) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
+
+
+def _dtype(x: Tensor, output_dtype: int | torch.dtype | None) -> torch.dtype:
+    """That of the result: as said, or that of x."""
+    if output_dtype is None or isinstance(output_dtype, torch.dtype):
+        return output_dtype or x.dtype
+    if output_dtype not in _OUTPUTS:
+        raise NotImplementedError(f"the host kernel of {_OP} knows no output_dtype={output_dtype}")
+    return _OUTPUTS[output_dtype]
+
+
+def _sizes(group_list: Tensor | Sequence[int] | None, group_list_type: int) -> list[int] | None:
+    """How many rows each group has: as said (type 1), or the differences of their ends (type 0)."""
+    if group_list is None:
+        return None
+    numbers = group_list.tolist() if isinstance(group_list, Tensor) else list(group_list)
+    return numbers if group_list_type == 1 else [end - start for start, end in zip([0, *numbers[:-1]], numbers)]
+
+
+def _check(x, group_list, split_item, group_type, group_list_type, **unserved) -> None:
+    refuse(_OP, unserved)
+    if group_type not in (None, -1, 0):
+        raise NotImplementedError(f"the host kernel of {_OP} knows group_type -1 and 0, not {group_type}")
+    if group_list_type not in (None, 0, 1):
+        raise NotImplementedError(f"the host kernel of {_OP} knows group_list_type 0 and 1, not {group_list_type}")
+    if split_item not in (None, 0, 1, 2, 3):
+        raise NotImplementedError(f"the host kernel of {_OP} knows split_item 0 to 3, not {split_item}")
+    if group_list is not None and group_type == -1:
+        raise ValueError(f"{_OP} takes no group_list with group_type=-1")
+    if group_list is not None and len(x) != 1:
+        raise NotImplementedError(f"the host kernel of {_OP} takes a group_list for a single x")
+    if split_item in (None, 0, 1) and isinstance(group_list, Tensor):
+        raise NotImplementedError(
+            f"the host kernel of {_OP} takes split_item 2 or 3 with a group_list that is a tensor"
+        )
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, rows: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """One group: `x @ weight + bias` in float32, or that of int8 scaled as in `npu_quant_matmul`, or left in int32."""
+    if x.dtype in _FLOATS and weight.dtype in _FLOATS:
+        if scale is not None or rows is not None:
+            raise NotImplementedError(f"the host kernel of {_OP} takes a scale for x of int8, not {x.dtype}")
+        wide = torch.matmul(x.float(), weight.float())
+        return (wide if bias is None else wide + bias.float()).to(dtype)
+    if x.dtype != torch.int8 or weight.dtype != torch.int8:
+        raise NotImplementedError(f"the host kernel of {_OP} takes no x of {x.dtype} with weight of {weight.dtype}")
+    product = int8_product(x, weight)
+    if dtype == torch.int32 and scale is None and rows is None and (bias is None or bias.dtype == torch.int32):
+        return product if bias is None else product + bias
+    if scale is None or scale.dtype not in (torch.float32, torch.bfloat16) or dtype not in _FLOATS[:2]:
+        wanted = "a scale of float32 or bfloat16 and an output_dtype of float16 or bfloat16, or neither and int32"
+        raise NotImplementedError(f"the host kernel of {_OP} takes int8 with {wanted}")
+    return rescale(product, scale, rows, bias).to(dtype)
+
+
+def grouped_matmul(
+    x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Parts = None, scale: Parts = None,
+    per_token_scale: Parts = None, group_list: Tensor | Sequence[int] | None = None, split_item: int | None = 0,
+    group_type: int | None = None, group_list_type: int | None = 0, tuning_config: Sequence[int] | None = None,
+    output_dtype: int | torch.dtype | None = None, **unserved,
+) -> list[Tensor]:  # fmt: skip
+    """`y[i] = x[i] @ weight[i] + bias[i]` for each group i; int8 with scale[i] and per_token_scale[i] as in
+    `npu_quant_matmul`.
+
+    weight is a list of (k, n), or of one (groups, k, n), float16, bfloat16, float32 or int8; x is a list of as many
+    (m[i], k), or of one (m, k) whose rows group_list divides (group_type 0): by the ends of the groups, or with
+    group_list_type 1 by their sizes. bias and scale are lists like weight of (n,), or of one (groups, n);
+    per_token_scale is a list of (m,) like x. With split_item 0 and 1 the groups are results of their own, with 2 and 3
+    one (m, n), where rows of no group are zero. The dtype is that of x without an output_dtype. tuning_config changes
+    nothing here.
+    """
+    _check(x, group_list, split_item, group_type, group_list_type, **unserved)
+    experts, sizes = _experts(weight), _sizes(group_list, group_list_type or 0)
+    inputs, rows = list(x), _each(None, len(experts)) if not per_token_scale else list(per_token_scale)
+    if sizes is not None:
+        used = sum(sizes)
+        if len(sizes) != len(experts) or used > x[0].shape[0] or min(sizes) < 0:
+            raise ValueError(f"group_list makes groups of {sizes} for {len(experts)} experts and {x[0].shape[0]} rows")
+        inputs = list(x[0][:used].split(sizes))
+        rows = list(per_token_scale[0][:used].split(sizes)) if per_token_scale else rows
+    dtype = _dtype(x[0], output_dtype)
+    each = inputs, experts, _each(bias, len(experts)), _each(scale, len(experts)), rows
+    groups = [_product(*parts, dtype) for parts in zip(*each, strict=True)]
+    if split_item in (None, 0, 1):
+        return groups
+    result = x[0].new_zeros((sum(part.shape[0] for part in x), experts[0].shape[-1]), dtype=dtype)
+    done = torch.cat(groups)
+    result[: done.shape[0]] = done
+    return [result]
+
+
+def _shape(
+    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Tensor | Sequence[int] | None = None,
+    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
+    output_dtype: int | torch.dtype | None = None, bias: Parts = None, scale: Parts = None,
+    per_token_scale: Parts = None, tuning_config: Sequence[int] | None = None, **unserved,
+) -> list[Tensor]:  # fmt: skip
+    _check(x, group_list, split_item, group_type, group_list_type, **unserved)
+    dtype, widths = _dtype(x[0], output_dtype), [part.shape[-1] for part in _experts(weight)]
+    if split_item in (2, 3):
+        return [x[0].new_empty((sum(part.shape[0] for part in x), widths[0]), dtype=dtype)]
+    if group_list is not None:
+        return [x[0].new_empty(size, width, dtype=dtype) for size, width in zip(_sizes(group_list, 0), widths)]
+    return [part.new_empty((*part.shape[:-1], width), dtype=dtype) for part, width in zip(x, widths)]
+
+
+_LISTS = (
+    "Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? offset=None, "
+    "Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? per_token_scale=None"
+)
+_ACTIVATION = (
+    "Tensor[]? activation_input=None, Tensor[]? activation_quant_scale=None, "
+    "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type=None, int? group_list_type=0, "
+    "int? act_type=0"
+)
+
+OPS = (
+    HostOp(
+        f"{_OP}({_LISTS}, Tensor? group_list=None, {_ACTIVATION}, int[]? tuning_config=None, int? output_dtype=None, "
+        "int? x_dtype=None, int? weight_dtype=None, int? scale_dtype=None, int? per_token_scale_dtype=None) "
+        "-> Tensor[]",
+        grouped_matmul,
+        _shape,
+    ),
+    HostOp(
+        f"{_OP}.List({_LISTS}, int[]? group_list=None, {_ACTIVATION}, ScalarType? output_dtype=None) -> Tensor[]",
+        grouped_matmul,
+        _shape,
+    ),
+)
