@@ -85,6 +85,76 @@ def caches() -> Iterator[tuple]:
             yield name, (tensor((2, 8, 3), dtype), at, tensor((2, 2, 3), dtype), 1), {}
 
 
+# For each layout the shapes of queries and of keys, 4 and 2 heads of 8: two sequences, 5 queries and 7 keys, or one of
+# these or the 5 and 7 tokens of both.
+LAYOUTS = {
+    **dict.fromkeys(("BNSD", "BNSD_BSND", "BNSD_NBSD"), ((2, 4, 5, 8), (2, 2, 7, 8))),
+    **dict.fromkeys(("BSND", "BSND_BNSD", "BSND_NBSD"), ((2, 5, 4, 8), (2, 7, 2, 8))),
+    **dict.fromkeys(("BSH", "BSH_BNSD", "BSH_NBSD"), ((2, 5, 32), (2, 7, 16))),
+    **dict.fromkeys(("TND", "TND_NTD"), ((5, 4, 8), (7, 2, 8))),
+    **dict.fromkeys(("NTD", "NTD_TND"), ((4, 5, 8), (2, 7, 8))),
+    "NSD": ((4, 5, 8), (2, 7, 8)),
+}
+CAUSAL = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+NAMES_V2 = {
+    "num_heads": "num_query_heads",
+    "scale": "softmax_scale",
+    "actual_seq_lengths": "actual_seq_qlen",
+    "actual_seq_lengths_kv": "actual_seq_kvlen",
+    "softmax_lse_flag": "return_softmax_lse",
+}
+
+
+def of_v2(kwargs: dict) -> dict:
+    """The second version's names of arguments of the first."""
+    return {NAMES_V2.get(name, name): value for name, value in kwargs.items()}
+
+
+def attention_cases() -> Iterator[tuple[tuple, dict]]:
+    """(query, key, value) and keyword arguments of the first version, in which every query sees something."""
+    for (layout, (queries, keys)), dtype, lse in itertools.product(LAYOUTS.items(), FLOATS, (False, True)):
+        args = tensor(queries, dtype), tensor(keys, dtype), tensor(keys, dtype)
+        heads = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": layout, "softmax_lse_flag": lse}
+        tokens = layout.startswith(("TND", "NTD"))
+        lengths = [[2, 5], [3, 7]] if tokens else [[3, 5], [4, 7]]
+        some = dict(zip(("actual_seq_lengths", "actual_seq_lengths_kv"), lengths))
+        if layout == "NSD":
+            some = {"actual_seq_lengths": [4], "actual_seq_lengths_kv": [6]}
+        if not tokens:
+            yield args, heads | {"scale": 0.3}
+            yield args, heads | {"atten_mask": torch.zeros(5, 7, dtype=torch.bool)}
+        yield args, heads | some
+        yield args, heads | some | {"sparse_mode": 3, "atten_mask": CAUSAL}
+    for shape in ((4, 3, 16), (4, 2, 3, 8)):
+        cache, table = tensor(shape, torch.float16), torch.tensor([[0, 2, 1], [3, 1, 0]], dtype=torch.int32)
+        paged = {"block_table": table, "block_size": 3, "actual_seq_lengths_kv": [4, 7], "num_key_value_heads": 2}
+        query = tensor((2, 1, 32), torch.float16)
+        yield (query, cache, cache), {"num_heads": 4, "softmax_lse_flag": True} | paged
+        query = tensor((2, 4, 1, 8), torch.float16)
+        yield (query, cache, cache), {"num_heads": 4, "input_layout": "BNSD"} | paged
+        query = tensor((5, 4, 8), torch.float16)
+        yield (query, cache, cache), {"num_heads": 4, "input_layout": "TND", "actual_seq_lengths": [2, 5]} | paged
+    query, key, value = tensor((2, 4, 5, 8), torch.float16), *(tensor((2, 1, 7, 8), torch.float16) for _ in range(2))
+    ropes = {"query_rope": tensor((2, 4, 5, 4), torch.float16), "key_rope": tensor((2, 1, 7, 4), torch.float16)}
+    yield (query, key, value), {"num_heads": 4, "num_key_value_heads": 1, "input_layout": "BNSD"} | ropes
+    key, value = tensor((2, 4, 7, 16), torch.float16), tensor((2, 4, 7, 8), torch.float16)
+    yield (tensor((2, 4, 5, 16), torch.float16), key, value), {"num_heads": 4, "input_layout": "BNSD"}
+
+
+def attention() -> Iterator[tuple]:
+    first, inferred = "npu_fused_infer_attention_score", ("input_layout", "block_table", "num_key_value_heads")
+    for (query, key, value), kwargs in attention_cases():
+        for name, named in ((first, kwargs), (first + "_v2", of_v2(kwargs))):
+            yield name, (query, key, value), named
+            yield f"_{name}_get_max_workspace", (query, key, value), named
+            kept = (*inferred, "num_heads", "num_query_heads", "softmax_lse_flag", "return_softmax_lse", "query_rope")
+            some = {key: value for key, value in named.items() if key in kept}
+            yield f"_{name}_infer_output", (query, value), some
+            out = [torch.zeros_like(result) for result in op(name)(query, key, value, **named)]
+            yield f"{name}.out", (query, key, value), named | {"out": out}
+            yield f"{name}.out", (query, key, value), named | {"out": out, "workspace": torch.zeros(1)}
+
+
 def quantised_products() -> Iterator[tuple]:
     name, half, bf16, whole = "npu_quant_matmul", 5, 15, 3
     for left, right in (((3, 8), (8, 5)), ((2, 3, 8), (8, 5)), ((2, 1, 3, 8), (4, 8, 5)), ((1, 2048), (2048, 16))):
@@ -125,7 +195,7 @@ def grouped_products() -> Iterator[tuple]:
         yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | {"split_item": 3, "output_dtype": 3}
 
 
-GROUPS = norms, quantised, others, caches, quantised_products, grouped_products
+GROUPS = norms, quantised, others, caches, attention, quantised_products, grouped_products
 
 
 def samples() -> Iterator[tuple[str, tuple, dict]]:

@@ -1,12 +1,12 @@
 """`torch.ops.npu`: the ops of torch_npu that models, fusion rules and the reinplace table use, on a machine without it.
 
-Each has the schema of torch_npu 2.13 and a host kernel in plain PyTorch, with float32 inside;
+Each has the schema of torch_npu 2.13 and a host kernel in plain PyTorch, with float32 inside (attention: torch's own);
 shapes come from the same code on meta tensors where that is possible. What a host kernel does not serve it refuses by
 the name of the argument. Importing this package defines what is not defined yet.
 """
 
 from ..registry import define
-from . import grouped_matmul, layout, matmul, moe, norm, quant, quant_matmul
+from . import fused_infer_attention, grouped_matmul, layout, matmul, moe, norm, quant, quant_matmul
 
 OPS = (
     *norm.OPS,
@@ -16,6 +16,7 @@ OPS = (
     *grouped_matmul.OPS,
     *layout.OPS,
     *moe.OPS,
+    *fused_infer_attention.OPS,
 )
 
 define("npu", OPS)
