@@ -195,7 +195,30 @@ def grouped_products() -> Iterator[tuple]:
         yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | {"split_item": 3, "output_dtype": 3}
 
 
-GROUPS = norms, quantised, others, caches, attention, quantised_products, grouped_products
+def latent_caches() -> Iterator[tuple]:
+    """Tokens and caches of multi-head latent attention: norm 32, rope 16."""
+    paged = torch.tensor([5, 0, 8, -1])
+    for dtype, mode, output in itertools.product(HALVES, ("Norm", "PA", "PA_BNSD", "PA_NZ"), (False, True)):
+        caches = [tensor((2, 1, 6, size) if mode == "Norm" else (3, 4, 1, size), dtype) for size in (16, 32)]
+        index = torch.tensor([[1, 2], [5, 0]]) if mode == "Norm" else paged
+        angles = tensor((2, 1, 2, 16), dtype), tensor((2, 1, 2, 16), dtype)
+        args = tensor((2, 1, 2, 48), dtype), tensor((32,), dtype), *angles, index, *caches
+        for name in ("npu_kv_rmsnorm_rope_cache_v2", "npu_kv_rmsnorm_rope_cache_v2_functional"):
+            yield name, args, {"cache_mode": mode, "is_output_kv": output, "epsilon": 1e-6}
+    for batched, mode, flag in itertools.product((False, True), ("PA_BSND", "PA_NZ", "tokens"), (False, True)):
+        lead = (2, 2) if batched else (4,)
+        shapes = (*lead, 24), (24, 12), (12, 3 * (8 + 16)), (3, 8, 32), (24, 32 + 16), (12,), (32,)
+        shapes += (*lead, 16), (*lead, 16)
+        shapes += tuple((*lead, 1, size) if mode == "tokens" else (3, 4, 1, size) for size in (32, 16))
+        kwargs = {"query_norm_flag": flag, "qc_qr_scale": 2.0, "kc_scale": 0.5}
+        kwargs["cache_mode"] = mode if mode != "tokens" else "BSND" if batched else "TND"
+        if mode != "tokens":
+            kwargs["cache_index"] = paged.view(lead)
+        for name in ("npu_mla_prolog_v3", "npu_mla_prolog_v3_functional"):
+            yield name, tuple(tensor(shape, torch.bfloat16) for shape in shapes), kwargs
+
+
+GROUPS = norms, quantised, others, caches, attention, quantised_products, grouped_products, latent_caches
 
 
 def samples() -> Iterator[tuple[str, tuple, dict]]:

@@ -6,7 +6,7 @@ the name of the argument. Importing this package defines what is not defined yet
 """
 
 from ..registry import define
-from . import fused_infer_attention, grouped_matmul, layout, matmul, moe, norm, quant, quant_matmul
+from . import cache, fused_infer_attention, grouped_matmul, layout, matmul, mla, moe, norm, quant, quant_matmul
 
 OPS = (
     *norm.OPS,
@@ -17,6 +17,8 @@ OPS = (
     *layout.OPS,
     *moe.OPS,
     *fused_infer_attention.OPS,
+    *cache.OPS,
+    *mla.OPS,
 )
 
 define("npu", OPS)
