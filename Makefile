@@ -33,8 +33,9 @@ test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs
 	$(BIN)/python -m pytest
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime
 
-fuzz: $(INSTALLED) ## 2,000 random graphs through the whole line (20 minutes), 600 of them on the simulated NPU
+fuzz: $(INSTALLED) ## random graphs: 2,000 through the line, 200 near each fusion rule, 600 on the simulated NPU (20 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
+	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py --graphs 600
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)

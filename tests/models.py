@@ -268,3 +268,27 @@ class NpuBlock(nn.Module):
         quantised, scale = npu.npu_dynamic_quant(normed.half())
         npu.npu_scatter_nd_update_(cache, at, normed)
         return joined, rstd, quantised, scale, cache.sum(0)
+
+
+class QuantBlock(nn.Module):
+    """Norms as transformers writes them, a residual sum, linear layers, and a state that counts calls."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.before, self.after = (nn.Parameter(torch.rand(width) + 0.5) for _ in range(2))
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+        self.lm_head = nn.Linear(width, 8)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor):
+        self.calls.add_(1)
+        total = x + residual
+        y = self._norm(total, self.before)
+        z = self._norm(self.third(self.first(y) * self.second(y)), self.after)
+        return self.lm_head(z), total
+
+    @staticmethod
+    def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weight * wide.to(x.dtype)

@@ -46,11 +46,11 @@ def fused(function: Callable, inputs: tuple, names: tuple[str, ...] | None = Non
         fakes = tuple(mode.from_tensor(tensor) for tensor in inputs)
     before, after = (fwd_only(function, fakes, run_functional_passes=False) for _ in range(2))
     for step in (remove_noop_ops, canonicalise):
-        step.run(after, _edits(step.__name__))
+        step.run(after, edits_of(step.__name__))
     edits = {}
     for rule in fusion.RULES:
         if names is None or rule.name in names:
-            edits[rule.name] = _edits(rule.name)
+            edits[rule.name] = edits_of(rule.name)
             fuse.run(after, edits[rule.name], rule)
     after.graph.eliminate_dead_code()
     after.graph.lint()
@@ -58,7 +58,7 @@ def fused(function: Callable, inputs: tuple, names: tuple[str, ...] | None = Non
     return before, after, edits
 
 
-def _edits(name: str) -> Edits:
+def edits_of(name: str) -> Edits:
     return Edits(name, Target("npu"), CompilerConfig())
 
 

@@ -16,8 +16,8 @@ _ROWS = call(_aten.view.default, _Y, KeywordArg("sizes"))
 
 def _replace(x1, x2, gamma, epsilon=1e-6, *, as_rows: bool, keeps_sum: bool):
     wide, y, _, x = _npu.npu_add_rms_norm_cast.default(x1, x2, gamma, epsilon)
-    results = wide.view(-1, y.size(-1)) if as_rows else wide, y
-    return (*results, x) if keeps_sum else results
+    rows = (wide.view(-1, y.size(-1)), y.view(-1, y.size(-1))) if as_rows else (wide,)
+    return (*rows, y, x) if keeps_sum else (*rows, y)
 
 
 def _check(x1, x2, gamma, rows=None) -> str | None:
@@ -32,7 +32,7 @@ def _variant(cast: torch._ops.OpOverload, *, as_rows: bool, keeps_sum: bool) -> 
     source = _ROWS if as_rows else _Y
     by_name = cast is _aten._to_copy.default
     wide = call(cast, source, dtype=torch.float32) if by_name else call(cast, source, torch.float32)
-    outputs = [wide, _Y, *([part(ADDED_NORM, 2)] if keeps_sum else [])]
+    outputs = [wide, *([_ROWS] if as_rows else []), _Y, *([part(ADDED_NORM, 2)] if keeps_sum else [])]
     replace = functools.partial(_replace, as_rows=as_rows, keeps_sum=keeps_sum)
     return Fused(MultiOutputPattern(outputs), replace, _check, {"rows": _ROWS} if as_rows else {})
 

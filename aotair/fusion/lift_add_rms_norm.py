@@ -34,4 +34,6 @@ def _replace(x1, x2, gamma, epsilon=1e-6):
 RULE = Rule(
     "lift_add_rms_norm",
     "add, npu_rms_norm -> npu_add_rms_norm",
-    (Fused(MultiOutputPattern([part(_NORM, 0), _SUM]), _replace, _check),), lifts=True)
+    (Fused(MultiOutputPattern([part(_NORM, 0), _SUM]), _replace, _check),),
+    lifts=True,
+)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention, perhaps with repeated heads and a transposed result -> npu_fused_infer_attention_score."""
+"""scaled_dot_product_attention, perhaps with repeated heads or transposed -> npu_fused_infer_attention_score."""
 
 import functools
 import itertools
@@ -14,26 +14,23 @@ _aten, _npu = torch.ops.aten, torch.ops.npu
 _WIDEST, _ALIGNED, _GROUPS = 512, 16, 64  # the head's width, what divides it, query heads for each of key and value
 
 
-def _perhaps_repeated(name: str) -> Either:
-    """Heads as they are, or repeated in a copy, as models do that share them among several queries."""
+def _repeated(name: str) -> Either:
+    """Heads repeated in a copy, as models do that share them among several queries; the kernel needs no copy."""
     source = KeywordArg(name)
     spread = call(
         _aten.expand.default, call(_aten.unsqueeze.default, source, KeywordArg(f"{name}_dim")), KeywordArg("e")
     )
     copied = call(_aten.clone.default, spread, memory_format=torch.contiguous_format)
     views = [_aten._unsafe_view.default, _aten.view.default]
-    return Either(call(views, copied, KeywordArg("v")), call(views, spread, KeywordArg("v")), source)
+    return Either(call(views, copied, KeywordArg("v")), call(views, spread, KeywordArg("v")))
 
 
-_KEY, _VALUE = _perhaps_repeated("key"), _perhaps_repeated("value")
-
-
-def _attention() -> list[PatternExpr]:
+def _attention(key: PatternExpr, value: PatternExpr) -> list[PatternExpr]:
     rests = [(), (KeywordArg("mask"),), (None, 0.0, KeywordArg("causal"))]
     kinds = [{}, {"scale": KeywordArg("scale")}]
     grouped = [{}, {"enable_gqa": KeywordArg("grouped")}]
     return [
-        call(_aten.scaled_dot_product_attention.default, KeywordArg("query"), _KEY, _VALUE, *rest, **scale, **group)
+        call(_aten.scaled_dot_product_attention.default, KeywordArg("query"), key, value, *rest, **scale, **group)
         for rest, scale, group in itertools.product(rests, reversed(kinds), reversed(grouped))
     ]
 
@@ -46,7 +43,9 @@ def _check(query, key, value, mask=None, dim0=1, dim1=2, key_dim=2, value_dim=2)
             return f"heads or width of {node.name} are symbolic: {list(val(node).shape)}"
     heads, shared, width = val(query).shape[1], val(key).shape[1], val(query).shape[3]
     if {val(key).shape[3], val(value).shape[3]} != {width}:
-        return f"query, key and value have heads of different widths: {width}, {val(key).shape[3]}, {val(value).shape[3]}"
+        return (
+            f"query, key and value have heads of different widths: {width}, {val(key).shape[3]}, {val(value).shape[3]}"
+        )
     if width % _ALIGNED or width > _WIDEST:
         return f"the head's width, {width}, is not a multiple of {_ALIGNED} up to {_WIDEST}"
     if val(value).shape[1] != shared or heads % shared or heads // shared > _GROUPS:
@@ -87,9 +86,12 @@ def _variants() -> tuple[Fused, ...]:
     turned = functools.partial(_replace, layout="BNSD_BSND")
     straight = functools.partial(_replace, layout="BNSD")
     dims = KeywordArg("dim0"), KeywordArg("dim1")
-    transposed = [Fused(call(_aten.transpose.int, sdpa, *dims), turned, _check) for sdpa in _attention()]
-    return (*transposed, *(Fused(sdpa, straight, _check) for sdpa in _attention()))
+    shared = _attention(_repeated("key"), _repeated("value"))
+    plain = _attention(KeywordArg("key"), KeywordArg("value"))
+    transposed = [Fused(call(_aten.transpose.int, sdpa, *dims), turned, _check) for sdpa in (*shared, *plain)]
+    return (*transposed, *(Fused(sdpa, straight, _check) for sdpa in (*shared, *plain)))
 
 
 RULE = Rule(
-    "lift_attention", "scaled_dot_product_attention -> npu_fused_infer_attention_score", _variants(), lifts=True)
+    "lift_attention", "scaled_dot_product_attention -> npu_fused_infer_attention_score", _variants(), lifts=True
+)

@@ -54,4 +54,6 @@ def _replace(x, cos, sin):
 RULE = Rule(
     "lift_rotary",
     "x * cos + rotate_half(x) * sin -> npu_rotary_mul",
-    tuple(Fused(pattern, _replace, _check, {"first": _FIRST, "second": _SECOND}) for pattern in _products()), lifts=True)
+    tuple(Fused(pattern, _replace, _check, {"first": _FIRST, "second": _SECOND}) for pattern in _products()),
+    lifts=True,
+)

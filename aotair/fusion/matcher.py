@@ -3,11 +3,13 @@
 The only file that knows that library.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.utils import detect_fake_mode
 from torch._export.utils import _special_op_to_preserve_cia
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch._inductor.pattern_matcher import (
@@ -88,7 +90,8 @@ def fwd_only(
     The default `trace_fn` of `register_replacement`. `get_decomp_fn` is accepted and ignored: the table of the line is
     the one that makes patterns look like graphs.
     """
-    with _override_composite_implicit_decomp(_kept_whole()), enable_python_dispatcher():
+    mode = detect_fake_mode(args) or contextlib.nullcontext()  # so that a factory makes fake tensors, too
+    with mode, _override_composite_implicit_decomp(_kept_whole()), enable_python_dispatcher():
         module = make_fx(function, tracing_mode="real")(*args)
     if run_functional_passes:
         remove_noop_ops(module.graph)
@@ -100,7 +103,7 @@ def fwd_only(
 def _kept_whole() -> dict:
     ops = (getattr(torch.ops.aten, name).default for name in KEPT_WHOLE)
     composite = [op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)]
-    return {op: _special_op_to_preserve_cia for op in composite}
+    return dict.fromkeys(composite, _special_op_to_preserve_cia)
 
 
 _COMPOSITE = "CompositeImplicitAutograd"

@@ -14,7 +14,7 @@ from .rule import Variant
 
 _aten = torch.ops.aten
 # They say how something lies, not what is computed: that these match is no sign of a near miss.
-_LIGHT = frozenset(
+LIGHT = frozenset(
     {
         operator.getitem, _aten.view.default, _aten.reshape.default, _aten.expand.default, _aten.transpose.int,
         _aten.permute.default, _aten.unsqueeze.default, _aten.slice.Tensor, _aten.clone.default,
@@ -55,7 +55,7 @@ def _walked(pattern: PatternExpr, node: Node) -> _Walk:
     """The walk from an anchor, which does not count itself; empty where the anchor itself is another."""
     assert isinstance(pattern, CallFunction)
     walk = _Walk()
-    if node.target in _LIGHT and (len(node.args) != len(pattern.args) or _constants_differ(pattern, node)):
+    if node.target in LIGHT and (len(node.args) != len(pattern.args) or _constants_differ(pattern, node)):
         return walk
     _arguments(pattern, node, walk)
     if not walk.wanted:
@@ -78,7 +78,9 @@ def _walk(pattern: object, node: object, walk: _Walk) -> None:
         walk.merge(max(tries, key=lambda one: (one.found, -len(one.differences))))
     elif isinstance(pattern, KeywordArg):
         if pattern.name in walk.bound and walk.bound[pattern.name] is not node:
-            walk.differences.append(f"{_text(node)} stands where the rule needs {_text(walk.bound[pattern.name])} again")
+            walk.differences.append(
+                f"{_text(node)} stands where the rule needs {_text(walk.bound[pattern.name])} again"
+            )
         walk.bound[pattern.name] = node
     elif isinstance(pattern, CallFunction):
         _walk_call(pattern, node, walk)
@@ -88,7 +90,7 @@ def _walk(pattern: object, node: object, walk: _Walk) -> None:
 
 
 def _walk_call(pattern: CallFunction, node: object, walk: _Walk) -> None:
-    heavy = not _LIGHT.issuperset(pattern.fns)
+    heavy = not LIGHT.issuperset(pattern.fns)
     if not isinstance(node, Node) or node.target not in pattern.fns:
         walk.wanted += _weight(pattern)
         walk.differences.append(f"{_text(node)} stands where the rule needs {_names(pattern)}")
@@ -120,7 +122,7 @@ def _weight(pattern: object) -> int:
         return sum(map(_weight, pattern))
     if not isinstance(pattern, CallFunction):
         return 0
-    return (not _LIGHT.issuperset(pattern.fns)) + sum(map(_weight, (*pattern.args, *pattern.kwargs.values())))
+    return (not LIGHT.issuperset(pattern.fns)) + sum(map(_weight, (*pattern.args, *pattern.kwargs.values())))
 
 
 def _names(pattern: CallFunction) -> str:

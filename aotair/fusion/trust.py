@@ -63,17 +63,18 @@ def _apart(match: Match, outputs: Sequence[Node], values: dict[Node, object]) ->
 
 
 def _random(value: object, generator: torch.Generator) -> object:
-    """Numbers around one for a float tensor, so that a scale is none too near zero; legal indices for an integer one."""
+    """A tensor with the strides of `value`: normal numbers, or zeros and ones, which are legal indices mostly."""
     if isinstance(value, (torch.SymInt, int)):
         return _hint(value)
     if isinstance(value, (tuple, list)):
         return type(value)(_random(item, generator) for item in value)
     shape, strides = [_hint(size) for size in value.shape], [_hint(step) for step in value.stride()]
+    count = 1 + sum((size - 1) * step for size, step in zip(shape, strides)) if all(shape) else 0
     if value.dtype.is_floating_point:
-        made = torch.randn(shape, generator=generator).to(value.dtype)
+        made = torch.randn(count, generator=generator)
     else:
-        made = torch.randint(0, 2, shape, generator=generator).to(value.dtype)
-    return torch.empty_strided(shape, strides, dtype=value.dtype).copy_(made)
+        made = torch.randint(0, 2, (count,), generator=generator)
+    return made.to(value.dtype).as_strided(shape, strides)
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -1,11 +1,15 @@
 """What a legal graph is. Runs between all stages; a stage gets a legal graph and must leave one."""
 
+from pathlib import Path
+
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Node
 
 from ..errors import InternalError, UnsupportedError
 from .show import target_name
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def verify(module: torch.fx.GraphModule, after: str) -> None:
@@ -81,9 +85,11 @@ def _draws_random_numbers(node: Node) -> bool:
 
 
 def source(node: Node) -> str:
-    """` (model.py:12, in forward)`: the user's line that a node came from, or nothing."""
+    """` (model.py:12, in forward)`: the user's line that a node came from, or nothing. What torch itself calls on the
+    way is none of the user's lines."""
     trace = node.meta.get("stack_trace") or ""
     files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    files = [line for line in files if _TORCH not in line] or files
     if not files:
         return ""
     parts = files[-1].split(", ")

@@ -81,8 +81,9 @@ PREPARE = (
 )
 
 FINISH = (
-    # What replacements computed for each match, and what they left unused.
+    # What replacements computed for each match, copies of what lies otherwise now, and what is left unused.
     Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
+    Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
     Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
     Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
@@ -111,11 +112,11 @@ def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]
     for name in options.disabled_fusion_rules:
         if name not in known:
             raise GraphError(f"there is no fusion rule {name!r} to disable", expected=", ".join(sorted(known)))
-    lifting = [rule for rule in fusion.RULES if rule.lifts]
-    others = [rule for rule in fusion.RULES if not rule.lifts]
+    here = [rule for rule in fusion.RULES if rule.devices is None or target.kind in rule.devices]
+    lifting = [rule for rule in here if rule.lifts]
+    others = [rule for rule in here if not rule.lifts]
     for rule in (*own, *lifting, *(own if lifting else ()), *others):
-        here = rule.devices is None or target.kind in rule.devices
-        if options.pattern_fusion_pass and here and rule.name not in options.disabled_fusion_rules:
+        if options.pattern_fusion_pass and rule.name not in options.disabled_fusion_rules:
             yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
 
 

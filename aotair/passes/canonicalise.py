@@ -1,4 +1,4 @@
-"""Write each call in one way, as torch's own tracing does: what equals a default is left out, what can stand by position
+"""Write each call in one way, as torch's tracing does: what equals a default is left out, what can stand by position
 does. A pass of a user's own may have written it otherwise, and patterns compare arguments."""
 
 import torch
@@ -19,8 +19,10 @@ def _canonical(node: Node) -> tuple[tuple, dict]:
     op = node.target
     arguments = op._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, node.args)} | dict(node.kwargs)
-    if op is torch.ops.aten._to_copy.default and given.get("device") == node.args[0].meta["val"].device:
-        del given["device"]
+    if op is torch.ops.aten._to_copy.default:
+        for name in ("device", "layout"):  # x.type_as(y) names them, x.to(dtype) does not
+            if given.get(name) == getattr(node.args[0].meta["val"], name):
+                del given[name]
     spoken = [a for a in arguments if a.name in given and not (a.has_default_value() and _same(given[a.name], a))]
     places = [a for a in arguments if not a.kwarg_only]
     last = max((places.index(a) for a in spoken if not a.kwarg_only), default=-1)

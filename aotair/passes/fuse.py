@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
 from ..fusion.matcher import FailedMatch, Match, graft
-from ..fusion.misses import nearest
+from ..fusion.misses import LIGHT, nearest
 from ..fusion.rule import Replacement, Rule, Variant
 from ..fusion.trust import verify_numbers
 from ..graph.alias import root, written_roots
@@ -24,45 +24,63 @@ def run(module: torch.fx.GraphModule, edits: Edits, rule: Rule) -> None:
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users:
             graph.erase_node(node)  # a result that nobody takes would count as a use
-    around = _Surroundings(graph)
-    anchors = rule.anchors()
-    relaid = False
-    for node in reversed(graph.nodes):
+    anchors, fuser = rule.anchors(), _Fuser(graph, edits, rule)
+    for node in list(reversed(graph.nodes)):  # as it is now: what a replacement brings is no candidate
         if not node._erased and node.target in anchors:
-            relaid |= _at(node, rule, around, edits)
-    if relaid:
+            fuser.visit(node)
+    for node, reason in fuser.left.items():
+        edits.declined(node, reason)
+    if fuser.relaid:
         relay(graph)
 
 
-def _at(node: Node, rule: Rule, around: "_Surroundings", edits: Edits) -> bool:
-    """Try the rule's variants at one anchor; says whether results now lie otherwise than they did."""
-    failed: list[Variant] = []
-    reasons: list[str] = []
-    for variant, match in rule.matches(node):
-        if isinstance(match, FailedMatch):
-            failed.append(variant)
-            continue
-        outputs = [found for found in match.output_nodes() if found is not None]
-        reason = around.refusal(match, outputs)
-        planned = reason or variant.plan(match)
-        if isinstance(planned, Replacement):
-            reason = _results_differ(outputs, planned) or around.too_late(planned.args, outputs)
-            if reason is None:
-                if edits.config.experimental_config.verify_rules:
-                    verify_numbers(rule, match, outputs, planned)
-                return edits.may(_maker(node), f"fused: {rule.says}") and _replace(match, outputs, planned)
-            reasons.append(reason)
-        else:
+class _Fuser:
+    """Goes from anchor to anchor. `left`: what computes something and stays, and why; `relaid`: whether results have
+    other strides now."""
+
+    def __init__(self, graph: torch.fx.Graph, edits: Edits, rule: Rule):
+        self._edits, self._rule, self._around = edits, rule, _Surroundings(graph)
+        self.left: dict[Node, str] = {}
+        self.relaid = False
+
+    def visit(self, node: Node) -> None:
+        """Try the rule's variants at one anchor."""
+        maker, reasons = _maker(node), []
+        failed: list[Variant] = []
+        for variant, match in self._rule.matches(node):
+            if isinstance(match, FailedMatch):
+                failed.append(variant)
+                continue
+            outputs = [found for found in match.output_nodes() if found is not None]
+            planned = self._planned(variant, match, outputs)
+            if isinstance(planned, Replacement):
+                self.left.pop(maker, None)
+                if self._edits.may(maker, f"fused: {self._rule.says}"):
+                    self.relaid |= _replace(match, outputs, planned)
+                return
             reasons.append(planned)
-    reason = reasons[0] if reasons else nearest(failed, node)
-    if reason is not None:
-        edits.declined(_maker(node), reason)
-    return False
+        reason = reasons[0] if reasons else nearest(failed, node)
+        if reason is not None:
+            self.left.setdefault(maker, reason)
+
+    def _planned(self, variant: Variant, match: Match, outputs: Sequence[Node]) -> Replacement | str:
+        """A replacement that may be put in, or why there is none."""
+        planned = self._around.refusal(match, outputs) or variant.plan(match)
+        if not isinstance(planned, Replacement):
+            return planned
+        reason = _results_differ(outputs, planned) or self._around.too_late(planned.args, outputs)
+        if reason is not None:
+            return reason
+        if self._edits.config.experimental_config.verify_rules:
+            verify_numbers(self._rule, match, outputs, planned)
+        return planned
 
 
 def _maker(node: Node) -> Node:
-    """The call whose result a node is a part of."""
-    return node.args[0] if node.target is operator.getitem else node
+    """The call that computes what a node is a part of, or a view of: what is told of goes by it."""
+    while node.target in LIGHT and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> bool:

@@ -110,8 +110,8 @@ class _Scopes:
             else:
                 self.nodes.append(node)
                 self.events += isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "air"
-                if node.op == "call_function" and current is not None:
-                    self.stream[node] = current
+                if node.op == "call_function" and (current is not None or "stream" in node.meta):
+                    self.stream[node] = stream_of(node) if current is None else current
         if stack:
             raise GraphError(
                 "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "

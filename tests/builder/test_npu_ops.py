@@ -42,7 +42,10 @@ def test_rms_norms(dtype):
     )
     normed, _, total = ops.npu_add_rms_norm(x, other, gamma, 1e-5)
     assert torch.equal(total, x + other)
-    assert torch.equal(normed, ops.npu_rms_norm(x + other, gamma, 1e-5)[0]), "the same as the two ops apart"
+    sums = x + other
+    rounded = (sums.float() * (sums.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype)
+    assert torch.equal(normed, (rounded.float() * gamma.float()).to(dtype)), "rounded before gamma, and after"
+    torch.testing.assert_close(normed, ops.npu_rms_norm(sums, gamma, 1e-5)[0], rtol=2 * torch.finfo(dtype).eps, atol=0)
     rstd, first, second = ops.npu_add_rms_norm_v2_functional(x, other, gamma, 1e-5)
     assert torch.equal(first, normed) and torch.equal(second, total)
     a, b = x.clone(), other.clone()

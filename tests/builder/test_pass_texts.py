@@ -6,6 +6,8 @@ from graphs import run_pass, trace
 
 from aotair.graph.show import show
 from aotair.passes import (
+    canonicalise,
+    merge_duplicates,
     recover_view_inplace,
     reinplace_inplaceable_ops,
     reinplace_input_mutated_ops,
@@ -61,6 +63,15 @@ def self_copies(x, cache, row, index):
     return (x + 1,)
 
 
+def duplicates(x, cache, row, index):
+    y = x.relu() * 2
+    return (y + x.relu() * 2, aten.add.Tensor(y, 1, alpha=1))
+
+
+def casts(x, cache, row, index):
+    return (x.to(torch.float64).type_as(row),)
+
+
 def cats(x, cache, row, index):
     return (torch.cat([x.tanh(), row, row.exp()]),)
 
@@ -74,6 +85,8 @@ CASES = {
     reinplace_input_mutated_ops: mutated,
     remove_self_copies: self_copies,
     remove_cat_ops: cats,
+    merge_duplicates: duplicates,
+    canonicalise: casts,
 }
 
 

@@ -196,7 +196,7 @@ def test_hazards_are_repaired_refused_or_allowed(function, says, caplog):
     assert says in str(caught.value)
     module = trace(function, X)
     edits = run_pass(streams, module, config=config("allow"))
-    assert edits.count == 0 and edits.reasons
+    assert edits.count == 0 and edits.accounts
 
 
 @pytest.mark.parametrize("function", [_plain, _waits_on_tag, _reads_what_is_overwritten, _writes_twice])

@@ -3,10 +3,10 @@
 Source: the documentation of torch_npu's `npu_rms_norm` and `npu_add_rms_norm*` (aclnnRmsNorm, aclnnAddRmsNorm,
 aclnnAddRmsNormCast, aclnnAddRmsNormQuant, aclnnAddRmsNormDynamicQuant).
 
-`x * rstd` meets gamma in float32 and y is rounded once, as in CANN's kernels of RmsNorm and AddRmsNormDynamicQuant on
-A2 and A3, and in those of all these ops on Ascend 950. The A2 and A3 kernels of AddRmsNorm (float16 and bfloat16), and
-of AddRmsNormCast and AddRmsNormQuant (float16), round `x * rstd` to the dtype first: there the last bit of y may differ
-from what is computed here, and from what the same device's RmsNorm gives.
+Where they round, CANN's kernels differ, and so do devices. `rms_norm` rounds once, after gamma, as RmsNorm does. The
+norms with an addition round `x * rstd` to the dtype before gamma, as AddRmsNorm does on A2 and A3 (and transformers'
+models do), all alike, so that a fused op is the ops apart. On the devices AddRmsNormDynamicQuant, AddRmsNormCast and
+AddRmsNormQuant for bfloat16, and every one of them on Ascend 950, round once: there the last bit of y may differ.
 """
 
 import torch
@@ -24,17 +24,26 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
     input: (..., *gamma.shape), float16, bfloat16 or float32. Returns y, like input, and the reciprocal root as float32
     with those dimensions of size 1.
     """
-    dims = tuple(range(input.dim() - gamma.dim(), input.dim()))
-    wide = input.float()
+    normed, rstd = _normed(input, gamma, epsilon)
+    return (normed * gamma.float()).to(input.dtype), rstd
+
+
+def _normed(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """`x * rstd` and rstd, both float32."""
+    dims = tuple(range(x.dim() - gamma.dim(), x.dim()))
+    wide = x.float()
     rstd = torch.rsqrt(wide.square().mean(dims, keepdim=True) + epsilon)
-    return (wide * rstd * gamma.float()).to(input.dtype), rstd
+    return wide * rstd, rstd
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """`x = x1 + x2`, then `rms_norm(x)`: (y, rstd, x); x1 and x2 are alike, x is rounded to their dtype first."""
+    """`x = x1 + x2`, then `x / sqrt(mean(x^2) + epsilon) * gamma`: (y, rstd, x); x1 and x2 are alike.
+
+    x is rounded to their dtype, and so is what meets gamma.
+    """
     x = x1 + x2
-    y, rstd = rms_norm(x, gamma, epsilon)
-    return y, rstd, x
+    normed, rstd = _normed(x, gamma, epsilon)
+    return (normed.to(x.dtype).float() * gamma.float()).to(x.dtype), rstd, x
 
 
 def add_rms_norm_cast(

@@ -1,0 +1,197 @@
+"""A user's own rules: TorchAir's signature and meaning, checked before they are trusted, refused by name."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import RECIPES, ROOT
+
+import aotair
+from aotair import fusion
+from aotair.builder import Listener, build_with_summary, explain
+from aotair.errors import GraphError, ModelError, RecipeError
+from aotair.fusion import register
+from aotair.fusion.matcher import CallFunction, KeywordArg
+from aotair.targets import Target
+from aotair_runtime.artifact import read_program
+
+LINEAR = RECIPES["linear"]  # relu(x @ weight.T + bias) and the like, for the CPU
+FILE = str(ROOT / "tests" / "rules.py")
+
+
+@pytest.fixture(autouse=True)
+def only_here(monkeypatch):
+    monkeypatch.setattr(register, "_rules", [])
+    monkeypatch.setattr(register, "_of_function", {})
+
+
+def examples() -> list[torch.Tensor]:
+    return [torch.randn(2, 4), torch.randn(3, 4), torch.randn(3)]
+
+
+def search(x, weight, bias):
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def product(x, weight, bias):
+    return torch.nn.functional.linear(x, weight) + bias
+
+
+def wrong(x, weight, bias):
+    return torch.nn.functional.linear(x, weight, bias) * 1.01
+
+
+def other_dtype(x, weight, bias):
+    return torch.nn.functional.linear(x, weight, bias).double()
+
+
+def build(tmp_path, **parts):
+    return build_with_summary(LINEAR | parts, tmp_path / "x.aotair", Listener())
+
+
+def test_a_rule_of_a_user_fires_and_the_build_proves_it(tmp_path):
+    aotair.register_replacement(search, product, examples())
+    name = f"{__name__}.search"
+    summary = build(tmp_path)
+    assert summary.rewrites[name] == 1
+    ops = {op.name for op in read_program(tmp_path / "x.aotair").ops}
+    assert "aten::addmm.out" not in ops and "aten::mm.out" in ops
+    found = explain(LINEAR)
+    assert "1 done, 0 left alone" in found.text(name) and "models.py:" in found.text(name)
+    assert build(tmp_path).rewrites[name] == 1, "a second build in the process is like the first"
+
+
+def test_registering_again_does_nothing_and_another_of_the_same_pattern_is_refused():
+    aotair.register_replacement(search, product, examples())
+    aotair.register_replacement(search, product, examples())
+    assert len(fusion.registered()) == 1
+    with pytest.raises(GraphError, match="has the pattern of"):
+        aotair.register_replacement(search, wrong, examples())
+    aotair.register_replacement(search, wrong, examples(), skip_duplicates=True)
+    assert len(fusion.registered()) == 1
+
+
+def test_a_rule_that_changes_numbers_is_refused_by_name(tmp_path):
+    aotair.register_replacement(search, wrong, examples())
+    with pytest.raises(GraphError) as caught:
+        build(tmp_path)
+    assert f"the fusion rule {__name__}.search changes numbers" in str(caught.value)
+    assert f"disabled_fusion_rules: [{__name__}.search]" in str(caught.value) and "models.py" in str(caught.value)
+    off = {"config": {"experimental_config": {"disabled_fusion_rules": [f"{__name__}.search"]}}}
+    assert f"{__name__}.search" not in build(tmp_path, **off).rewrites
+    unchecked = {"config": {"experimental_config": {"verify_rules": False}}}
+    with pytest.raises(aotair.AotairError, match="not the original model's"):
+        build(tmp_path, **unchecked)
+    assert not build(tmp_path, config={"experimental_config": {"pattern_fusion_pass": False}}).misses
+
+
+def test_a_replacement_of_another_dtype_or_shape_is_left(tmp_path):
+    aotair.register_replacement(search, other_dtype, examples())
+    assert build(tmp_path).misses == {f"{__name__}.search": 1}
+    assert "gives float64 where linear is float32" in explain(LINEAR).text(f"{__name__}.search")
+
+
+def test_an_extra_check_decides(tmp_path):
+    seen = []
+
+    def check(match):
+        seen.append(match.kwargs["x"].meta["val"].shape[-1])
+        return False
+
+    aotair.register_replacement(search, product, examples(), extra_check=check)
+    assert not build(tmp_path).rewrites.get(f"{__name__}.search") and seen == [4]
+
+
+def test_a_pattern_written_out_and_a_scalar(tmp_path):
+    def scaled(x, alpha):
+        return torch.nn.functional.leaky_relu(x, alpha)
+
+    def where(x, alpha):
+        return torch.where(x > 0, x, x * alpha)
+
+    class Leaky(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.leaky_relu(x, 0.25)
+
+    graph = fusion.matcher.fwd_only(Leaky(), [torch.randn(3)])
+    (op,) = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    pattern = CallFunction(op, KeywordArg("x"), KeywordArg("alpha"))
+    aotair.register_replacement(
+        scaled, where, [torch.randn(3)], search_fn_pattern=pattern, scalar_workaround={"alpha": 0.125}
+    )
+    aotair.register_replacement(
+        scaled, where, [torch.randn(3)], scalar_workaround={"alpha": 0.125}, skip_duplicates=True
+    )
+    import near
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from aotair.passes import fuse
+
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.randn(3))
+    for rule in fusion.registered():
+        graph = fusion.matcher.fwd_only(Leaky(), [x])
+        edits = near.edits_of(rule.name)
+        fuse.run(graph, edits, rule)
+        assert edits.count == 1
+        value = torch.tensor([-1.0, 2.0, -4.0])
+        assert torch.equal(graph(value), Leaky()(value))
+
+
+def test_rules_named_in_the_recipe_hold_for_it_alone(tmp_path):
+    summary = build(tmp_path, fusion=[f"{FILE}:linear_as_product"])
+    assert sum("linear" in name for name in summary.rewrites) == 1
+    assert not fusion.registered()
+    assert not any("linear" in name for name in build(tmp_path).rewrites)
+
+
+def test_what_is_wrong_with_a_recipes_rules_is_said(tmp_path):
+    with pytest.raises(ModelError, match=r"fusion\[0\]: cannot import"):
+        build(tmp_path, fusion=["nowhere:rules"])
+    with pytest.raises(ModelError, match="registered no rule"):
+        build(tmp_path, fusion=[f"{FILE}:nothing"])
+    with pytest.raises(ModelError, match="failed: ZeroDivisionError"):
+        build(tmp_path, fusion=[f"{FILE}:broken"])
+    with pytest.raises(RecipeError, match="fusion"):
+        build(tmp_path, fusion=["no function"])
+    unknown = {"config": {"experimental_config": {"disabled_fusion_rules": ["nobody"]}}}
+    with pytest.raises(GraphError, match="there is no fusion rule 'nobody'"):
+        build(tmp_path, **unknown)
+
+
+def test_the_signature_is_torchairs():
+    """Name by name, as `torchair.register_replacement` has it; every name after the third has a default."""
+    import inspect
+
+    names = inspect.signature(aotair.register_replacement).parameters
+    assert list(names) == [
+        "search_fn", "replace_fn", "example_inputs", "trace_fn", "extra_check", "search_fn_pattern",
+        "scalar_workaround", "skip_duplicates",
+    ]  # fmt: skip
+    assert all(p.default is not p.empty for p in list(names.values())[3:])
+
+
+def test_own_rules_are_for_npus_and_in_the_pipeline_of_no_other_device():
+    from aotair.config import CompilerConfig
+    from aotair.passes import pipeline
+
+    for kind in ("cpu", "cuda"):
+        steps = {step.name for step in pipeline(CompilerConfig(), Target(kind))}
+        assert not steps & {rule.name for rule in fusion.RULES}
+    steps = [step.name for step in pipeline(CompilerConfig(), Target("npu"))]
+    assert [name for name in steps if name in {r.name for r in fusion.RULES}] == [r.name for r in fusion.RULES]
+
+
+def test_explain_on_the_command_line(tmp_path):
+    import yaml
+
+    file = tmp_path / "r.yaml"
+    file.write_text(yaml.safe_dump(LINEAR | {"fusion": [f"{FILE}:linear_as_product"]}))
+    command = [sys.executable, "-m", "aotair.cli", "explain", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1 done, 0 left alone" in done.stdout and "did not run" in done.stdout
+    done = subprocess.run([*command, "--rule", "nobody"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no fusion rule or pass 'nobody'" in done.stderr
+    done = subprocess.run([*command, "--rule", "remove_noop_ops", "--json"], capture_output=True, text=True, check=True)
+    assert '"remove_noop_ops"' in done.stdout

@@ -1,0 +1,102 @@
+"""What is computed several times is computed once, unless someone could tell the difference."""
+
+import pytest
+import torch
+from graphs import assert_same_numbers, reasons, run_pass, targets, trace
+
+from aotair.passes import canonicalise, merge_duplicates
+
+aten, air = torch.ops.aten, torch.ops.air
+X, CACHE = torch.randn(4, 6), torch.zeros(4, 6)
+
+
+def _twice(x, cache):
+    return (x.relu() + 1 + (x.relu() + 1),)
+
+
+def _parts(x, cache):
+    return (x.split(3, 1)[0] + x.split(3, 1)[0],)
+
+
+@pytest.mark.parametrize(("function", "left"), [(_twice, 3), (_parts, 3)])
+def test_it_merges(function, left):
+    module = assert_same_numbers(merge_duplicates, function, X, CACHE)
+    module.graph.eliminate_dead_code()
+    assert len([n for n in module.graph.nodes if n.op == "call_function"]) == left
+
+
+def _returned(x, cache):
+    return x + 1, x + 1
+
+
+def _returned_views(x, cache):
+    return (x + 1).view(6, 4), (x + 1).t()
+
+
+def _writes_a_result(x, cache):
+    y, z = x + 1, x + 1
+    aten.mul_.Tensor(y, 2)
+    return (y + z,)
+
+
+def _writes_an_argument(x, cache):
+    before = cache + 1
+    aten.copy_.default(cache, x)
+    return (before * 2 + (cache + 1),)
+
+
+def _on_two_streams(x, cache):
+    y = x + 1
+    air.scope_enter(["_user_stream_label"], ["side"])
+    z = x + 1
+    air.scope_exit()
+    return (y * z,)
+
+
+def _other_types(x, cache):
+    return ((x + 1) * (x + 1.0) * aten.add.Tensor(x, True),)
+
+
+@pytest.mark.parametrize(
+    "function", [_returned, _returned_views, _writes_a_result, _writes_an_argument, _on_two_streams, _other_types]
+)
+def test_it_leaves_what_could_be_told_apart(function):
+    module = trace(function, X, CACHE)
+    before = targets(module)
+    assert run_pass(merge_duplicates, module).count == 0 and targets(module) == before
+    assert_same_numbers(merge_duplicates, function, X, CACHE)
+
+
+def test_it_says_why(caplog):
+    said = reasons(caplog, merge_duplicates, trace(_writes_a_result, X, CACHE))
+    assert "returned or written into" in said
+
+
+def test_random_numbers_are_drawn_each_time():
+    module = trace(lambda x: (torch.rand_like(x) + torch.rand_like(x),), X)
+    assert run_pass(merge_duplicates, module).count == 0
+
+
+def test_calls_are_written_in_one_way():
+    module = trace(lambda x: (torch.ops.aten.softmax.int(x, 1), x.to(torch.float16)), X)
+    cast = next(node for node in module.graph.nodes if node.target is aten._to_copy.default)
+    cast.kwargs = {
+        "dtype": torch.float16,
+        "layout": torch.strided,
+        "device": torch.device("cpu"),
+        "non_blocking": False,
+    }
+    soft = next(node for node in module.graph.nodes if "softmax" in str(node.target))
+    soft.args, soft.kwargs = (soft.args[0],), {"dim": 1, "half_to_float": False}
+    edits = run_pass(canonicalise, module)
+    assert cast.kwargs == {"dtype": torch.float16} and soft.args[1:] == (1, False) and not soft.kwargs
+    assert edits.count == 2 and run_pass(canonicalise, module).count == 0
+    again = run_pass(canonicalise, trace(lambda x: (x.relu().to(torch.float64).sum(1, keepdim=True),), X))
+    assert again.count == 0, "what tracing writes is the usual way"
+
+
+def test_a_device_that_differs_is_kept():
+    module = trace(lambda x: (x.to(torch.float16),), X)
+    cast = next(node for node in module.graph.nodes if node.target is aten._to_copy.default)
+    cast.kwargs = {"dtype": torch.float16, "device": torch.device("meta")}
+    assert run_pass(canonicalise, module).count == 0
