@@ -7,11 +7,11 @@ MODELS = str(Path(__file__).parent / "models.py")
 
 
 def recipe(model: str, inputs: dict, buckets: dict | list | None = None, **parts: object) -> dict:
-    """A recipe for one of tests/models.py; `kwargs` go to the model."""
-    kwargs = parts.pop("kwargs", {})
+    """A recipe for one of tests/models.py; `kwargs` go to the model, which is cast to `dtype`."""
+    kwargs, dtype = parts.pop("kwargs", {}), parts.pop("dtype", None)
     return {
         "name": model.lower(),
-        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs},
+        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs, "dtype": dtype},
         "inputs": inputs,
         "buckets": buckets or {},
         **parts,
@@ -63,6 +63,17 @@ RECIPES = {
         },
         {"n": [2, 4]},
         verify={"seed": 3},
+    ),
+    "decoder_layer": recipe(
+        "DecoderLayer",
+        {
+            "x": {"shape": ["n", 1, 32], "dtype": "float16"},
+            "residual": {"shape": ["n", 1, 32], "dtype": "float16"},
+            "position": {"shape": [1], "dtype": "int64", "range": [0, 8]},
+        },
+        {"n": [1, 2, 4]},
+        dtype="float16",
+        verify={"atol": 2e-2, "rtol": 2e-2},
     ),
     "halves": recipe(
         "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}

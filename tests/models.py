@@ -292,3 +292,45 @@ class QuantBlock(nn.Module):
         wide = x.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return weight * wide.to(x.dtype)
+
+
+class DecoderLayer(nn.Module):
+    """A layer as transformers writes it: RMS norms, grouped heads, rotary embedding, a cache, attention, a gated MLP."""
+
+    def __init__(self, width: int = 32, heads: int = 2, shared: int = 1, length: int = 8, batch: int = 4):
+        super().__init__()
+        self.heads, self.shared, self.size = heads, shared, width // heads
+        self.before, self.after = (nn.Parameter(torch.rand(width) + 0.5) for _ in range(2))
+        self.query, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.key, self.value = (nn.Linear(width, shared * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(batch, shared, length, self.size))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, position: torch.Tensor):
+        batch = x.shape[0]
+        angle = position[:, None] * torch.exp2(-torch.arange(self.size // 2, device=x.device))
+        cos, sin = (torch.cat([f(angle)] * 2, -1).to(x.dtype)[None, None] for f in (torch.cos, torch.sin))
+        total = x + residual
+        y = QuantBlock._norm(total, self.before)
+        q, k, v = (self._split(layer(y), n) for layer, n in zip(self._layers(), (self.heads, self.shared, self.shared)))
+        self.keys[:batch].index_copy_(2, position, self._rotated(k, cos, sin))
+        self.values[:batch].index_copy_(2, position, v)
+        seen = torch.arange(self.keys.shape[2], device=x.device) <= position[:, None]
+        attended = nn.functional.scaled_dot_product_attention(
+            self._rotated(q, cos, sin), self.keys[:batch], self.values[:batch], seen[None, None], enable_gqa=True
+        )
+        total = total + self.out(attended.transpose(1, 2).reshape(batch, 1, -1))
+        y = QuantBlock._norm(total, self.after)
+        return total + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+    def _layers(self) -> tuple[nn.Linear, ...]:
+        return self.query, self.key, self.value
+
+    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], heads, self.size).transpose(1, 2)
+
+    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin

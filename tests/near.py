@@ -300,12 +300,12 @@ def _rotary(chooser: random.Random, make: Callable) -> Case:
     dim, half = chooser.choice([(-1, 2), (-1, 2), (-1, 2), (-1, 3), (-2, 2)])
     rows = chooser.choice([(1, 1, 4, shape[-1]), (1, 1, 4, shape[-1]), shape, (shape[-1],), (1, 1, 1, 1)])
     sign, swap, minus = (chooser.random() < p for p in (0.1, 0.1, 0.1))
-    turn, other, used = (chooser.random() < p for p in (0.5, 0.5, 0.1))
+    turn, other, used, split = (chooser.random() < p for p in (0.5, 0.5, 0.1, 0.4))
     call = _other_stream(chooser)
 
     def function(x, cos, sin):
         cut = x.shape[dim] // half
-        first, second = x.narrow(dim, 0, cut), x.narrow(dim, cut, x.shape[dim] - cut)
+        first, second = x.split(cut, dim)[:2] if split else (x.narrow(dim, 0, cut), x.narrow(dim, cut, cut))
         if swap:
             first, second = second, first
         turned = torch.cat((second if sign else -second, first), dim)

@@ -1,6 +1,7 @@
 """The borders of the house: who may import what, who may read the environment, which names are public."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,11 +104,12 @@ except ImportError as error:
 
 
 def test_the_readme_names_every_file_of_the_map():
-    readme = (ROOT / "README.md").read_text()
+    _, _, rest = (ROOT / "README.md").read_text().partition("## The map")
+    words = set(re.findall(r"\w+", rest.split("```")[1]))
     for folder in (BUILDER, RUNTIME):
         for file in files(folder):
             if file.name != "__init__.py":
-                assert f" {file.stem} " in readme, f"the README's map lacks {file.relative_to(ROOT)}"
+                assert file.stem in words, f"the README's map lacks {file.relative_to(ROOT)}"
 
 
 def test_documents_are_there():

@@ -2,7 +2,7 @@
 
 import torch
 
-from .matcher import KeywordArg, PatternExpr, call
+from .matcher import KeywordArg, PatternExpr, call, part
 from .npu import HALVES, dtype_text, val
 from .rule import Fused, Rule
 
@@ -16,29 +16,40 @@ def _half(number: int) -> PatternExpr:
 
 
 _FIRST, _SECOND = _half(1), _half(2)
-_TURNED = call(_aten.cat.default, [call(_aten.neg.default, _SECOND), _FIRST], KeywordArg("dim"))
+_SPLIT = call(_aten.split.Tensor, _X, KeywordArg("size"), KeywordArg("dim1"))
 
 
-def _products() -> list[PatternExpr]:
-    mul = _aten.mul.Tensor
-    straight = [call(mul, _X, _COS), call(mul, _COS, _X)]
-    turned = [call(mul, _TURNED, _SIN), call(mul, _SIN, _TURNED)]
-    return [call(_aten.add.Tensor, *pair) for s in straight for t in turned for pair in ((s, t), (t, s))]
+def _sums(first: PatternExpr, second: PatternExpr) -> list[PatternExpr]:
+    """x * cos + turned * sin with the arguments of each op in either order."""
+    mul, turned = _aten.mul.Tensor, call(_aten.cat.default, [call(_aten.neg.default, second), first], KeywordArg("dim"))
+    ahead = [call(mul, _X, _COS), call(mul, _COS, _X)]
+    around = [call(mul, turned, _SIN), call(mul, _SIN, turned)]
+    return [call(_aten.add.Tensor, *pair) for a in ahead for b in around for pair in ((a, b), (b, a))]
 
 
-def _check(x, cos, sin, first, second, dim, dim1, dim2, start1, start2) -> str | None:
+def _check_slices(x, cos, sin, first, second, dim, dim1, dim2, start1, start2) -> str | None:
+    half = val(x).shape[-1] // 2
+    if (val(first).shape[-1], val(second).shape[-1], start1, start2) != (half, half, 0, half):
+        return f"the last dimension of {x.name} is not cut into halves"
+    return _refuses(x, cos, sin, dim, dim1, dim2)
+
+
+def _check_split(x, cos, sin, size, dim, dim1) -> str | None:
+    if val(x).shape[-1] != 2 * size:
+        return f"the last dimension of {x.name} is not split into halves"
+    return _refuses(x, cos, sin, dim, dim1)
+
+
+def _refuses(x, cos, sin, *dims: int) -> str | None:
     rank, width = val(x).dim(), val(x).shape[-1]
     if rank != 4:
         return f"{x.name} has {rank} dimensions, npu_rotary_mul takes 4"
+    if {dim % rank for dim in dims} != {rank - 1}:
+        return "what is turned is not the last dimension"
     if val(x).dtype not in (*HALVES, torch.float32):
         return f"{x.name} is {dtype_text(x)}"
     if not isinstance(width, int) or width % 2 or width > _WIDEST:
         return f"the last dimension of {x.name}, {width}, is not an even number up to {_WIDEST}"
-    if {dim % rank, dim1 % rank, dim2 % rank} != {rank - 1}:
-        return "what is turned is not the last dimension"
-    halves = (val(first).shape[-1], val(second).shape[-1], start1, start2)
-    if halves != (width // 2, width // 2, 0, width // 2):
-        return f"the last dimension of {x.name} is not cut into halves"
     for node in (cos, sin):
         if val(node).dtype != val(x).dtype:
             return f"{node.name} is {dtype_text(node)} and {x.name} is {dtype_text(x)}"
@@ -51,9 +62,12 @@ def _replace(x, cos, sin):
     return (_npu.npu_rotary_mul.default(x, cos, sin),)
 
 
-RULE = Rule(
-    "lift_rotary",
-    "x * cos + rotate_half(x) * sin -> npu_rotary_mul",
-    tuple(Fused(pattern, _replace, _check, {"first": _FIRST, "second": _SECOND}) for pattern in _products()),
-    lifts=True,
-)
+def _variants() -> tuple[Fused, ...]:
+    slices = {"first": _FIRST, "second": _SECOND}
+    return (
+        *(Fused(pattern, _replace, _check_slices, slices) for pattern in _sums(_FIRST, _SECOND)),
+        *(Fused(pattern, _replace, _check_split) for pattern in _sums(part(_SPLIT, 0), part(_SPLIT, 1))),
+    )
+
+
+RULE = Rule("lift_rotary", "x * cos + rotate_half(x) * sin -> npu_rotary_mul", _variants(), lifts=True)

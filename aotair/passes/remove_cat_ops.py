@@ -87,7 +87,7 @@ def _why_not_part(part: Node, owner: Node, node: Node, uses: Uses, edits: Edits)
 def _same_tensor(part: Node, owner: Node) -> bool:
     """Whether `part` is what `owner` made, perhaps after ops that wrote into it."""
     while part is not owner:
-        if not part.target._schema.is_mutable:
+        if not isinstance(part.target, torch._ops.OpOverload) or not part.target._schema.is_mutable:
             return False
         part = base(part)
     return True

@@ -26,6 +26,7 @@ def cats(module) -> int:
         (lambda x, y: (torch.cat([t := x.tanh(), t]),), 1),  # one of the two
         (lambda x, y: (torch.cat([x[:1].tanh(), y[:1].exp()], 1),), 2),  # along the second of [1, 4]
         (lambda x, y: (torch.cat([x.tanh(), y.exp()]).relu_(),), 2),
+        (lambda x, y: (torch.cat([x.tanh().split(2)[0], y.exp()]),), 1),  # a part of a list of views is copied
         (lambda x, y: (torch.cat([torch.cat([x.tanh(), y.exp()]), y.sin()]),), 3),  # a cat of a cat
     ],
 )

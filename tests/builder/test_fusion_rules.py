@@ -1,5 +1,7 @@
 """Each rule on small graphs: where it fires and what it leaves, and for each condition why it declines."""
 
+import operator
+
 import near
 import pytest
 import torch
@@ -111,6 +113,26 @@ def test_what_others_use_stays():
 
     declines(DYNAMIC, "is also used by mul (aten.mul.Tensor)", uses("y"), *ROWS)
     declines(DYNAMIC, "the result 1 of npu_add_rms_norm is used too", uses("rstd"), *ROWS)
+
+
+def test_a_result_that_nobody_takes_does_not_hide_a_match():
+    from aotair.fusion.matcher import fwd_only
+    from aotair.passes import fuse as step
+
+    def function(x1, x2, gamma):
+        y, rstd, x = norm(x1, x2, gamma)
+        rstd * 2
+        return (*npu.npu_dynamic_quant.default(y), x)
+
+    with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in ROWS]
+    graph = fwd_only(function, fakes, run_functional_passes=False)
+    dead = next(node for node in graph.graph.nodes if node.target is aten.mul.Tensor)
+    graph.graph.erase_node(dead)
+    assert len(graph.graph.find_nodes(op="call_function", target=operator.getitem)) == 5, "one of them is dead"
+    edits = near.edits_of(DYNAMIC)
+    step.run(graph, edits, next(rule for rule in fusion.RULES if rule.name == DYNAMIC))
+    assert edits.count == 1
 
 
 def test_streams_and_writes_keep_ops_apart():
@@ -367,9 +389,14 @@ def rotated(x, cos, sin):
     return (x * cos + torch.cat((-second, first), -1) * sin,)
 
 
+def _by_chunks(first, second, x, cos, sin):
+    return (x * cos + torch.cat((-second, first), -1) * sin,)
+
+
 def test_rotations():
     x, cos, sin = half(2, 3, 4, 32), half(1, 1, 4, 32), half(1, 1, 4, 32, seed=1)
     assert len(fires("lift_rotary", "npu_rotary_mul", rotated, x, cos, sin)) == 1
+    fires("lift_rotary", "npu_rotary_mul", lambda x, cos, sin: _by_chunks(*x.chunk(2, -1), x, cos, sin), x, cos, sin)
     declines("lift_rotary", "has 3 dimensions", rotated, x[0], cos[0], sin[0])
     declines("lift_rotary", "has the shape [32]", rotated, x, cos[0, 0, 0], sin[0, 0, 0])
 

@@ -17,9 +17,9 @@ BLOCK = recipe(
     {"n": [2, 4]},
     target={"device": "npu"},
     quantize={"linear": "int8_dynamic"},
+    dtype="float16",
     verify={"atol": 2e-2, "rtol": 2e-2},
 )
-BLOCK["model"]["dtype"] = "float16"
 
 
 def changed(**parts) -> dict:
