@@ -295,7 +295,7 @@ class QuantBlock(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer as transformers writes it: RMS norms, grouped heads, rotary embedding, a cache, attention, a gated MLP."""
+    """A layer as transformers writes it: RMS norms, grouped heads, rotary embedding, a cache, attention, gated MLP."""
 
     def __init__(self, width: int = 32, heads: int = 2, shared: int = 1, length: int = 8, batch: int = 4):
         super().__init__()
