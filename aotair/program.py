@@ -65,7 +65,7 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         name=recipe.name,
         requirements=_requirements(recipe),
         options=_options(recipe),
-        tolerance=Tolerance(recipe.verify.atol, recipe.verify.rtol),
+        tolerance=Tolerance(*recipe.tolerance()),
         constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
         state=states,
         ops=tuple(tables.ops.values()),

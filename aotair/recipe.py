@@ -18,6 +18,10 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Size = Annotated[int, Field(ge=1)]
 
 
+# By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
+_TOLERANCES = {"bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -80,8 +84,8 @@ class InputPart(_Part):
 class VerifyPart(_Part):
     """How the build compares with the original model."""
 
-    atol: float = Field(1e-5, ge=0)
-    rtol: float = Field(1e-4, ge=0)
+    atol: float | None = Field(None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
+    rtol: float | None = Field(None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
     seed: int = Field(0, ge=0)
     samples: str | None = Field(None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT")
 
@@ -146,6 +150,13 @@ class Recipe(_Part):
         changed = self.model_copy(update={"config": config})
         changed._file = self._file
         return changed
+
+    def tolerance(self) -> tuple[float, float]:
+        """(atol, rtol) of the proof: those of `verify`, else those of the narrowest dtype of model and inputs."""
+        kinds = {self.model.dtype, *(item.dtype for item in self.inputs.values())}
+        atol, rtol = next((found for kind, found in _TOLERANCES.items() if kind in kinds), (1e-5, 1e-4))
+        given = self.verify
+        return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
 
     def dims(self) -> tuple[str, ...]:
         """The dynamic dimensions, in the order in which the inputs name them."""

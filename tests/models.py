@@ -334,3 +334,19 @@ class DecoderLayer(nn.Module):
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class Reshapes(nn.Module):
+    """The same copy made twice, each looked at in another way, one of them written over."""
+
+    def forward(self, x: torch.Tensor):
+        one, two = x.transpose(0, 1).reshape(-1), x.transpose(0, 1).reshape(-1)
+        return one + 1, two, x.transpose(0, 1).reshape(2, -1) * 3
+
+
+class Attended(nn.Module):
+    """Attention whose result is reshaped, and used as it is too."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor):
+        out = nn.functional.scaled_dot_product_attention(query, key, key).transpose(1, 2)
+        return out.reshape(query.shape[0], query.shape[2], -1) + 1, out * 3, out

@@ -5,9 +5,10 @@ import itertools
 import math
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .matcher import Either, KeywordArg, PatternExpr, call
-from .npu import HALVES, dtype_text, val
+from .npu import HALVES, dtype_text, same, val
 from .rule import Fused, Rule
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -39,8 +40,12 @@ def _check(query, key, value, mask=None, dim0=1, dim1=2, key_dim=2, value_dim=2)
     for node in (query, key, value):
         if val(node).dim() != 4 or val(node).dtype not in HALVES or val(node).dtype != val(query).dtype:
             return f"{node.name} is {dtype_text(node)} {list(val(node).shape)}; four dimensions of a half are needed"
-        if not all(isinstance(val(node).shape[axis], int) for axis in (1, 3)):
-            return f"heads or width of {node.name} are symbolic: {list(val(node).shape)}"
+        if not all(isinstance(val(node).shape[axis], int) and val(node).shape[axis] for axis in (1, 3)):
+            return f"heads or width of {node.name} are symbolic, or none: {list(val(node).shape)}"
+        if not same(val(node).shape[0], val(query).shape[0]):
+            return f"{node.name} has other batches than {query.name}: {val(node).shape[0]}, {val(query).shape[0]}"
+    if not same(val(key).shape[2], val(value).shape[2]):
+        return f"{key.name} and {value.name} have different lengths"
     heads, shared, width = val(query).shape[1], val(key).shape[1], val(query).shape[3]
     if {val(key).shape[3], val(value).shape[3]} != {width}:
         return (
@@ -61,30 +66,39 @@ def _mask_refused(mask, query, key) -> str | None:
     shape = val(mask).shape
     if val(mask).dtype != torch.bool:
         return f"{mask.name} is an additive mask ({dtype_text(mask)}), the kernel takes a boolean one"
-    want = (*val(query).shape[2:3], *val(key).shape[2:3])
-    if len(shape) not in (2, 4) or any(a is not b and bool(a != b) for a, b in zip(shape[-2:], want)):
+    want = val(query).shape[2], val(key).shape[2]
+    if len(shape) not in (2, 4) or not all(map(same, shape[-2:], want)):
         return f"{mask.name} has the shape {list(shape)}, not that of the scores {list(want)}"
-    if len(shape) == 4 and (shape[1] != 1 or (shape[0] != 1 and bool(shape[0] != val(query).shape[0]))):
+    if len(shape) == 4 and not (same(shape[1], 1) and (same(shape[0], 1) or same(shape[0], val(query).shape[0]))):
         return f"{mask.name} differs between heads: {list(shape)}"
     return None
 
 
-def _replace(query, key, value, mask=None, causal=False, scale=None, *, layout: str):
+def _hidden(mask, query, key) -> torch.Tensor:
+    """What the kernel wants: true where nothing is seen, and a row for each batch where there may be one query."""
+    if not statically_known_true(query.shape[2] > 1):
+        mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+    return torch.logical_not(mask)
+
+
+def _replace(query, key, value, mask=None, causal=False, scale=None, *, transposed: bool):
     heads, width = query.shape[1], query.shape[3]
     if causal:
-        hidden = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
-    else:
-        hidden = None if mask is None else torch.logical_not(mask)
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    hidden = None if mask is None else _hidden(mask, query, key)
+    # A layout that turns the result is for several queries only.
+    turns = transposed and statically_known_true(query.shape[2] > 1)
+    layout = "BNSD_BSND" if turns else "BNSD"
     result, _ = _npu.npu_fused_infer_attention_score.default(
         query, key, value, atten_mask=hidden, num_heads=heads, num_key_value_heads=key.shape[1], input_layout=layout,
         scale=1 / math.sqrt(width) if scale is None else scale,
     )  # fmt: skip
-    return (result,)
+    return (result.transpose(1, 2) if transposed and not turns else result,)
 
 
 def _variants() -> tuple[Fused, ...]:
-    turned = functools.partial(_replace, layout="BNSD_BSND")
-    straight = functools.partial(_replace, layout="BNSD")
+    turned = functools.partial(_replace, transposed=True)
+    straight = functools.partial(_replace, transposed=False)
     dims = KeywordArg("dim0"), KeywordArg("dim1")
     shared = _attention(_repeated("key"), _repeated("value"))
     plain = _attention(KeywordArg("key"), KeywordArg("value"))

@@ -22,8 +22,10 @@ _RECIPROCAL = Either(
 _NORMED = Either(commutes(_mul, _WIDE, _RECIPROCAL), call(_aten.div.Tensor, _WIDE, _ROOT))
 
 
-def _check(x, gamma, wide, dims, epsilon) -> str | None:
+def _check(x, gamma, wide, dims, epsilon, dtype=None) -> str | None:
     rank = val(x).dim()
+    if dtype not in (None, val(x).dtype):
+        return f"the norm of {x.name}, {dtype_text(x)}, is cast to {dtype}"
     if [dim % rank for dim in dims] != [rank - 1]:
         return f"the mean goes over {list(dims)}, not over the last dimension"
     if not isinstance(epsilon, float):

@@ -3,12 +3,15 @@
 import torch
 
 from .matcher import KeywordArg, PatternExpr, call, part
-from .npu import HALVES, dtype_text, val
+from .npu import HALVES, dtype_text, same, val
 from .rule import Fused, Rule
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
 _X, _COS, _SIN = KeywordArg("x"), KeywordArg("cos"), KeywordArg("sin")
-_WIDEST = 896  # the last dimension that the kernel takes
+_WIDE, _MANY = 896, 1000  # the last dimension, batch and heads are less
+# Which of the first three dimensions cosines and sines have in full; the others are 1. For x as (batch, heads,
+# sequence), (batch, sequence, heads) and (sequence, batch, heads).
+_LAYOUTS = frozenset({(0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 0), (1, 1, 0), (1, 0, 0)})
 
 
 def _half(number: int) -> PatternExpr:
@@ -48,14 +51,23 @@ def _refuses(x, cos, sin, *dims: int) -> str | None:
         return "what is turned is not the last dimension"
     if val(x).dtype not in (*HALVES, torch.float32):
         return f"{x.name} is {dtype_text(x)}"
-    if not isinstance(width, int) or width % 2 or width > _WIDEST:
-        return f"the last dimension of {x.name}, {width}, is not an even number up to {_WIDEST}"
+    if not isinstance(width, int) or width % 2 or width >= _WIDE:
+        return f"the last dimension of {x.name}, {width}, is not an even number below {_WIDE}"
+    if any(isinstance(size, int) and size >= _MANY for size in val(x).shape[:2]):
+        return f"{x.name} has {list(val(x).shape[:2])} batches and heads, the kernel takes less than {_MANY}"
     for node in (cos, sin):
         if val(node).dtype != val(x).dtype:
             return f"{node.name} is {dtype_text(node)} and {x.name} is {dtype_text(x)}"
-        if val(node).dim() != 4 or val(node).shape[-1] != width:
-            return f"{node.name} has the shape {list(val(node).shape)}"
-    return None
+        if val(node).dim() != 4 or val(node).shape[-1] != width or not _spread(val(node).shape, val(x).shape):
+            return f"{node.name} has the shape {list(val(node).shape)} for {x.name} of {list(val(x).shape)}"
+    return None if all(map(same, val(cos).shape, val(sin).shape)) else f"{cos.name} and {sin.name} differ in shape"
+
+
+def _spread(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether the kernel takes cosines of `shape` for a tensor of the shape `whole`."""
+    full = [same(one, other) for one, other in zip(shape[:3], whole[:3])]
+    ones = [same(one, 1) for one in shape[:3]]
+    return any(all(f if wanted else o for f, o, wanted in zip(full, ones, layout)) for layout in _LAYOUTS)
 
 
 def _replace(x, cos, sin):

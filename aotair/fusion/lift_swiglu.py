@@ -3,7 +3,7 @@
 import torch
 
 from .matcher import KeywordArg, PatternExpr, call, commutes, part
-from .npu import HALVES, dtype_text, val
+from .npu import HALVES, dtype_text, same, val
 from .rule import Fused, Rule
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -17,11 +17,11 @@ def _gated(gate: PatternExpr, up: PatternExpr) -> tuple[PatternExpr, ...]:
 
 def _check(gate, up) -> str | None:
     for node in (gate, up):
-        if not isinstance(node, torch.fx.Node) or val(node).dtype not in _DTYPES:
-            return f"{node} is not a tensor of float16, bfloat16 or float32"
+        if val(node).dtype not in _DTYPES:
+            return f"{node.name} is {dtype_text(node)}"
     if val(gate).dtype != val(up).dtype:
         return f"{gate.name} is {dtype_text(gate)} and {up.name} is {dtype_text(up)}"
-    if val(gate).dim() == 0 or list(val(gate).shape) != list(val(up).shape):
+    if val(gate).dim() == 0 or val(gate).dim() != val(up).dim() or not all(map(same, val(gate).shape, val(up).shape)):
         return f"{gate.name} and {up.name} have different shapes: {list(val(gate).shape)} and {list(val(up).shape)}"
     return None
 

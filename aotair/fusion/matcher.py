@@ -23,7 +23,6 @@ from torch._inductor.pattern_matcher import (
     MultiOutputPattern,
     PatternExpr,
     PatternMatcherPass,
-    PatternPrettyPrinter,
     ReplacementPatternEntry,
 )
 from torch._inductor.pattern_matcher import register_replacement as _register
@@ -35,7 +34,7 @@ from ..export import KEPT_WHOLE
 
 __all__ = [
     "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",
-    "PatternExpr", "call", "commutes", "entry_of", "fwd_only", "graft", "part", "pattern_text",
+    "PatternExpr", "arguments", "call", "commutes", "entry_of", "fwd_only", "graft", "part",
 ]  # fmt: skip
 
 
@@ -61,9 +60,6 @@ class Either(PatternExpr):
     def find_anchor_nodes(self, ctx: MatchContext, searched) -> Iterator[Node | None]:
         for choice in self.choices:
             yield from choice.find_anchor_nodes(ctx, searched)
-
-    def pretty_print(self, pp: PatternPrettyPrinter) -> str:
-        return f"Either({', '.join(pp.pretty_print(choice) for choice in self.choices)})"
 
 
 def call(op: torch._ops.OpOverload | Sequence, *args: object, **kwargs: object) -> CallFunction:
@@ -109,16 +105,20 @@ def _kept_whole() -> dict:
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
-def entry_of(search_fn: Callable, replace_fn: Callable, example_inputs: Sequence, **options: object):
-    """The one pattern that torch makes of a rule: an entry with `pattern`, `extra_check` and `normalize_args`."""
+def entry_of(search_fn: Callable, replace_fn: Callable, example_inputs: Sequence, **options: object) -> tuple:
+    """What torch makes of a rule: an entry with `pattern`, `extra_check` and `normalize_args`; and a text that is equal
+    for equal patterns, constants included."""
     rules = PatternMatcherPass()
     _register(search_fn, replace_fn, example_inputs, pass_dicts=rules, **options)
-    return next(iter(rules.patterns.values()))[0]
+    return next(iter(rules.patterns.values()))[0], str(dict(rules.seen_patterns))
 
 
-def pattern_text(pattern: PatternExpr) -> str:
-    """The pattern as text: equal for equal patterns."""
-    return PatternPrettyPrinter.run(pattern)
+def arguments(pattern: object) -> set[str]:
+    """The names that a pattern binds."""
+    if isinstance(pattern, KeywordArg):
+        return {pattern.name}
+    inner = getattr(pattern, "outputs", None) or getattr(pattern, "flat_args_kwargs", ((), None))[0]
+    return set().union(*map(arguments, inner)) if inner else set()
 
 
 def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[object]) -> list[Node]:

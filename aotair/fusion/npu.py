@@ -1,17 +1,27 @@
 """What several rules for npu ops have in common."""
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Node
 
 from ..ops import npu as _defined  # noqa: F401 (the ops that patterns name)
 from .matcher import Either, KeywordArg, call
+from .rule import Declined
 
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def val(node: Node) -> torch.Tensor:
-    """The fake tensor that a node returns."""
-    return node.meta["val"]
+def val(node: object) -> torch.Tensor:
+    """The fake tensor that a node returns; raises Declined for a number or a size."""
+    value = node.meta["val"] if isinstance(node, Node) else node
+    if not isinstance(value, torch.Tensor):
+        raise Declined(f"{node} is not a tensor")
+    return value
+
+
+def same(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """Whether two sizes are equal in every bucket."""
+    return statically_known_true(one == other)
 
 
 def dtype_text(node: Node) -> str:
@@ -31,7 +41,7 @@ def not_halves(*nodes: Node) -> str | None:
 def not_alike(x1: Node, x2: Node) -> str | None:
     """The added norms take two tensors of one shape: they do not broadcast."""
     one, other = val(x1), val(x2)
-    if one.dim() != other.dim() or any(bool(a != b) for a, b in zip(one.shape, other.shape)):
+    if one.dim() != other.dim() or not all(map(same, one.shape, other.shape)):
         return f"{x1.name} and {x2.name} have different shapes: {list(one.shape)} and {list(other.shape)}"
     return None
 

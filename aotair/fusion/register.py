@@ -1,10 +1,11 @@
 """A user's own rules, registered as TorchAir has it."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import GraphError
-from .matcher import Match, PatternExpr, fwd_only, pattern_text
+from .matcher import Match, PatternExpr, fwd_only
 from .rule import Registered, Rule
 
 _rules: list[Rule] = []
@@ -33,29 +34,56 @@ def register_replacement(
     of the arguments only. `scalar_workaround`: for each scalar argument a value that stands for it in the pattern.
     The signature and its meaning are those of `torchair.register_replacement`.
 
-    The rule goes by the name of the module and the qualified name of `search_fn`. Registering the same functions again
-    does nothing. Raises GraphError where another rule has the same pattern, unless `skip_duplicates`.
+    The rule goes by the module and the qualified name of `search_fn`; further ones of that name get `#2`, `#3` …
+    Registering a rule again does nothing. Raises GraphError where another rule has the same pattern, unless
+    `skip_duplicates`, and where the functions cannot be made a rule.
     """
-    name = f"{search_fn.__module__}.{search_fn.__qualname__}"
+    name = _name(search_fn)
     options = {
         "trace_fn": trace_fn,
-        "extra_check": extra_check,
+        "extra_check": _named(name, extra_check),
         "search_fn_pattern": search_fn_pattern,
         "scalar_workaround": scalar_workaround,
     }
-    variant = Registered(search_fn, replace_fn, tuple(example_inputs), options)
-    text = pattern_text(variant.pattern)
+    try:
+        variant = Registered(search_fn, replace_fn, tuple(example_inputs), options)
+    except Exception as error:
+        raise GraphError(
+            f"the fusion rule {name} cannot be registered: {type(error).__name__}: {error}",
+            expected="two functions of the same arguments that return tensors computed from all of them",
+        ) from error
     for rule in _rules:
         (known,) = rule.variants
-        if pattern_text(known.pattern) != text:
+        if known.looks != variant.looks:
             continue
-        if skip_duplicates or (rule.name == name and known.replace_fn.__code__ is replace_fn.__code__):
+        if skip_duplicates or known.does == variant.does:
             return
         raise GraphError(
             f"the fusion rule {name} has the pattern of {rule.name}",
             fix="remove one of them, or give skip_duplicates=True to leave out the second",
         )
-    _rules.append(Rule(name, "a rule of your own", (variant,), devices=None))
+    same = sum(rule.name.partition("#")[0] == name for rule in _rules)
+    _rules.append(
+        Rule(f"{name}#{same + 1}" if same else name, "a rule of your own", (variant,), devices=None, ours=False)
+    )
+
+
+def _name(function: Callable) -> str:
+    inner = function.func if isinstance(function, functools.partial) else function
+    return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+def _named(name: str, check: Callable[[Match], bool]) -> Callable[[Match], bool]:
+    """A user's check whose failure names the rule."""
+
+    def run(match: Match) -> bool:
+        try:
+            return check(match)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise GraphError(f"the extra_check of the fusion rule {name} failed: {text}") from error
+
+    return run
 
 
 def registered() -> tuple[Rule, ...]:

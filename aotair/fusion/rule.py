@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx.node import Node, map_arg
 
-from .matcher import FailedMatch, Match, MultiOutputPattern, PatternExpr, entry_of, fwd_only
+from ..errors import GraphError
+from .matcher import CallFunction, FailedMatch, Match, MultiOutputPattern, PatternExpr, arguments, entry_of, fwd_only
+
+
+class Declined(Exception):
+    """Raised by a check that cannot go on: its text says why the match is left alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,10 @@ class Fused(Variant):
 
     def plan(self, match: Match) -> Replacement | str:
         found = {name: match.ctx.pattern_to_node[pattern] for name, pattern in self.named.items()}
-        reason = self.check(**_wanted(self.check, match.kwargs | found))
+        try:
+            reason = self.check(**_wanted(self.check, match.kwargs | found))
+        except Declined as error:
+            return str(error)
         if reason is not None:
             return reason
         given = _wanted(self.replace, match.kwargs)
@@ -70,31 +78,54 @@ class Registered(Variant):
     example_inputs: tuple
     options: Mapping[str, object]
     entry: object = field(init=False)
+    looks: str = field(init=False)  # the pattern as text, and the replacement: equal for equal ones
+    does: str = field(init=False)
 
     def __post_init__(self):
-        entry = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
-        object.__setattr__(self, "entry", entry)
+        entry, looks = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
+        scalars, examples = self.options["scalar_workaround"] or {}, iter(self.example_inputs)
+        names = inspect.signature(self.search_fn).parameters
+        given = [scalars[name] if name in scalars else next(examples) for name in names]
+        replacement = fwd_only(self.replace_fn, given)
+        for name, value in (("entry", entry), ("looks", looks), ("does", replacement.code)):
+            object.__setattr__(self, name, value)
+        if replacement.graph.find_nodes(op="get_attr"):
+            raise ValueError("replace_fn holds a tensor of its own: make it an argument")
+        if not all(isinstance(output, CallFunction) for output in self.outputs):
+            raise ValueError("search_fn returns one of its arguments")
+        bound = arguments(self.pattern)
+        for name in names:
+            if not any(one == name or one.startswith(f"{name}_") for one in bound):
+                raise ValueError(f"search_fn does not use its argument {name!r}")
 
     @property
     def pattern(self) -> PatternExpr:  # type: ignore[override]
         return self.entry.pattern
 
     def plan(self, match: Match) -> Replacement | str:
-        if not self.entry.extra_check(match):
-            return "its extra_check, or its pattern traced with these shapes and dtypes, does not hold"
+        try:
+            holds = self.entry.extra_check(match)
+        except GraphError:
+            raise
+        except Exception as error:  # of search_fn or replace_fn, which are traced with the match's shapes
+            return f"its functions cannot be traced with these shapes and dtypes: {type(error).__name__}: {error}"
+        if not holds:
+            return "its extra_check does not hold, or a constant, a shape or a dtype differs"
         return Replacement(match.replacement_graph, self.entry.normalize_args(*match.args, **match.kwargs))
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
     """`says`: what becomes what, in one line. `devices`: the kinds of target it is for; None: all.
-    `lifts`: it makes npu ops of plain ones, which other rules look for."""
+    `lifts`: it makes npu ops of plain ones, which other rules look for.
+    `ours`: where its numbers cannot be trusted it declines; a user's rule is refused."""
 
     name: str
     says: str
     variants: tuple[Variant, ...]
     devices: frozenset[str] | None = frozenset({"npu"})
     lifts: bool = False
+    ours: bool = True
 
     def matches(self, node: Node) -> Iterator[tuple[Variant, Match | FailedMatch]]:
         """What each variant has to say about `node` as the anchor of a match."""

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import torch
 from torch.fx.node import Node, map_arg
 
+# Views whose schema does not say so: eager PyTorch makes them of what nobody else holds, passes may change that.
+_UNSAID = frozenset({torch.ops.aten._unsafe_view.default})
+
 
 def base(node: Node) -> Node | None:
     """The node whose memory this one looks at or writes in place; None where its result is memory of its own."""
@@ -16,6 +19,8 @@ def base(node: Node) -> Node | None:
         return source if base(source) is not None else None  # a part of a list of views; else one of several results
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
+    if node.target in _UNSAID:
+        return node.args[0]
     schema = node.target._schema
     if not schema.arguments or schema.arguments[0].alias_info is None or not isinstance(node.args[0], Node):
         return None

@@ -7,10 +7,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
+from ..errors import GraphError
 from ..fusion.matcher import FailedMatch, Match, graft
 from ..fusion.misses import LIGHT, nearest
 from ..fusion.rule import Replacement, Rule, Variant
-from ..fusion.trust import verify_numbers
+from ..fusion.trust import numbers_differ
 from ..graph.alias import root, written_roots
 from ..graph.fake import relay
 from ..graph.show import target_name
@@ -71,9 +72,19 @@ class _Fuser:
         reason = _results_differ(outputs, planned) or self._around.too_late(planned.args, outputs)
         if reason is not None:
             return reason
-        if self._edits.config.experimental_config.verify_rules:
-            verify_numbers(self._rule, match, outputs, planned)
-        return planned
+        reason = self._around.unfit(planned)
+        if reason is None and self._edits.config.experimental_config.verify_rules:
+            reason = numbers_differ(self._rule, match, outputs, planned)
+        if reason is not None and not self._rule.ours:
+            raise GraphError(
+                f"the fusion rule {self._rule.name} changes numbers, or cannot be checked{source(outputs[0])}",
+                expected="a replacement that gives what the ops it stands for give",
+                got=reason,
+                fix=f"mend it, or leave it out: config.experimental_config.disabled_fusion_rules: [{self._rule.name}]; "
+                "where its inputs depend on one another, random ones prove nothing: with verify_rules: false the proof "
+                "of the whole model remains",
+            )
+        return reason or planned
 
 
 def _maker(node: Node) -> Node:
@@ -152,6 +163,12 @@ class _Surroundings:
             if isinstance(arg, Node) and self._position[self._known(arg)] > first:
                 return f"{arg.name} is computed after the first of its results"
         return None
+
+    @staticmethod
+    def unfit(planned: Replacement) -> str | None:
+        """What a replacement may not be, whatever its numbers are."""
+        written = {node.name for node in written_roots(planned.module.graph) if node.op == "placeholder"}
+        return f"the replacement writes into its argument {min(written)}" if written else None
 
     def _known(self, node: Node) -> Node:
         """A node that an earlier replacement made stands where its neighbour does."""

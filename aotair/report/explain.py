@@ -26,7 +26,12 @@ class Explained:
 
     def text(self, name: str | None = None) -> str:
         """All fusion rules, or the rule or pass `name`. Raises AotairError where there is none of that name."""
-        return "\n\n".join("\n".join(self._lines(one)) for one in self._names(name))
+        ran = [one for one in self._names(name) if self._records(one)]
+        idle = [one for one in self._names(name) if not self._records(one)]
+        parts = ["\n".join(self._lines(one)) for one in ran]
+        if idle:
+            parts.append(f"did not run, being disabled or not for this target: {', '.join(idle)}")
+        return "\n\n".join(parts)
 
     def as_dict(self, name: str | None = None) -> dict:
         """The same as plain data: by name, `fused` and `left`, each a list of op, source and reason."""
@@ -48,9 +53,6 @@ class Explained:
         says = next((f": {rule.says}" for rule in self.rules if rule.name == name), "")
         yield f"{name}{says}"
         records = self._records(name)
-        if not records:
-            yield "  did not run: it is disabled, or not for this target"
-            return
         done, left = _rewritten(records), _left(records)
         yield f"  {len(done)} done, {len(left)} left alone"
         for count, account in _grouped(done):

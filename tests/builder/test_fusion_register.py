@@ -1,8 +1,10 @@
 """A user's own rules: TorchAir's signature and meaning, checked before they are trusted, refused by name."""
 
+import functools
 import subprocess
 import sys
 
+import near
 import pytest
 import torch
 from cases import RECIPES, ROOT
@@ -13,9 +15,11 @@ from aotair.builder import Listener, build_with_summary, explain
 from aotair.errors import GraphError, ModelError, RecipeError
 from aotair.fusion import register
 from aotair.fusion.matcher import CallFunction, KeywordArg
+from aotair.passes import fuse
 from aotair.targets import Target
 from aotair_runtime.artifact import read_program
 
+TABLE = torch.ones(4)
 LINEAR = RECIPES["linear"]  # relu(x @ weight.T + bias) and the like, for the CPU
 FILE = str(ROOT / "tests" / "rules.py")
 
@@ -76,7 +80,7 @@ def test_a_rule_that_changes_numbers_is_refused_by_name(tmp_path):
     aotair.register_replacement(search, wrong, examples())
     with pytest.raises(GraphError) as caught:
         build(tmp_path)
-    assert f"the fusion rule {__name__}.search changes numbers" in str(caught.value)
+    assert f"the fusion rule {__name__}.search changes numbers, or cannot be checked" in str(caught.value)
     assert f"disabled_fusion_rules: [{__name__}.search]" in str(caught.value) and "models.py" in str(caught.value)
     off = {"config": {"experimental_config": {"disabled_fusion_rules": [f"{__name__}.search"]}}}
     assert f"{__name__}.search" not in build(tmp_path, **off).rewrites
@@ -84,6 +88,80 @@ def test_a_rule_that_changes_numbers_is_refused_by_name(tmp_path):
     with pytest.raises(aotair.AotairError, match="not the original model's"):
         build(tmp_path, **unchecked)
     assert not build(tmp_path, config={"experimental_config": {"pattern_fusion_pass": False}}).misses
+
+
+@pytest.mark.parametrize(
+    ("search_fn", "replace_fn", "inputs"),
+    [
+        (lambda x: x.relu().log(), lambda x: (5 * x).relu().log(), [torch.randn(4)]),
+        (lambda x: x.log(), lambda x: (5 * x).log(), [torch.randn(4)]),
+        (lambda x: x / (x * 0), lambda x: -x / (x * 0), [torch.randn(4)]),
+        (lambda x: x.relu() * 2, lambda x: x.relu_().mul_(2), [torch.randn(4)]),
+        (lambda x: x + 1, lambda x: x + TABLE, [torch.randn(4)]),
+    ],
+)
+def test_infinities_hide_no_difference_and_a_replacement_keeps_to_its_arguments(search_fn, replace_fn, inputs):
+    with pytest.raises(GraphError, match=r"changes numbers, or cannot be checked|cannot be registered"):
+        fire(search_fn, replace_fn, inputs)
+
+
+def fire(search_fn, replace_fn, inputs: list, function=None, **options) -> int:
+    """How often a rule fires in the graph of `function` (of `search_fn` itself, where none is given)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    aotair.register_replacement(search_fn, replace_fn, inputs, **options)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(value) for value in inputs]
+    count = 0
+    graph = fusion.matcher.fwd_only(function or search_fn, fakes)
+    for rule in fusion.registered():
+        edits = near.edits_of(rule.name)
+        fuse.run(graph, edits, rule)
+        count += edits.count
+    return count
+
+
+def test_indices_are_legal_where_a_table_has_one_row():
+    inputs = [torch.zeros(3, dtype=torch.int64), torch.randn(1, 4)]
+    embed = lambda i, w: torch.nn.functional.embedding(i, w) * 2  # noqa: E731
+    assert fire(embed, lambda i, w: torch.nn.functional.embedding(i, w * 2), inputs) == 1
+
+
+def test_rules_that_differ_in_a_constant_are_different_rules():
+    def registered_with(factor):
+        def pattern(x):
+            return x.relu() * factor
+
+        def replacement(x):
+            return (x * factor).relu()
+
+        aotair.register_replacement(pattern, replacement, [torch.randn(4)])
+
+    for factor in (2.0, 4.0, 2.0):
+        registered_with(factor)
+    assert len(fusion.registered()) == 2, "the third is the first again"
+    assert [rule.name.partition("#")[2] for rule in fusion.registered()] == ["", "2"]
+    double = lambda x: (x.relu() * 2.0, (x + 1).relu() * 4.0)  # noqa: E731
+    assert fire(lambda x: x.tanh().tanh(), lambda x: x.tanh().tanh(), [torch.randn(4)], double) == 2
+
+
+def test_what_cannot_be_a_rule_is_said():
+    one = [torch.randn(4)]
+    for search_fn, replace_fn, inputs in (
+        (lambda x: x, lambda x: x, one),
+        (lambda x: (x.relu(), x), lambda x: (x.relu(), x), one),
+        (lambda x, y: x.relu(), lambda x, y: x.relu() * 1, one * 2),
+    ):
+        with pytest.raises(GraphError, match="fusion rule"):
+            fire(search_fn, replace_fn, inputs, lambda x, y=None: x.relu())
+    scaled = functools.partial(lambda by, x: x.relu() * by, 3.0)
+    assert fire(scaled, lambda x: (x * 3.0).relu(), one) == 1
+
+    def check(match):
+        raise KeyError("nothing")
+
+    with pytest.raises(GraphError, match=r"the extra_check of the fusion rule .* failed: KeyError"):
+        fire(lambda x: x.sin().cos(), lambda x: x.sin().cos() * 1, one, extra_check=check)
 
 
 def test_a_replacement_of_another_dtype_or_shape_is_left(tmp_path):

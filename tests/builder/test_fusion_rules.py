@@ -297,6 +297,7 @@ def test_transposed_products(dims, swapped, viewed):
         ("transposed by (0, 2), not (0, 1)", (0, 2), LEFT, RIGHT),
         ("is not a multiple of 128", (0, 1), LEFT, RIGHT[..., :64].contiguous()),
         ("is float64", (0, 1), LEFT.double(), RIGHT.double()),
+        ("the kernel takes 1 to 65535", (0, 1), LEFT[:, :0], RIGHT),
     ],
 )
 def test_transposed_products_decline(why, dims, left, right):
@@ -361,6 +362,21 @@ def test_other_norms_are_not():
     assert count == 0 and not left, "a layer norm is not near"
 
 
+def test_numbers_and_sizes_are_no_tensors():
+    x = half(2, 3, 4, 32)
+    wide = lambda x: x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)  # noqa: E731
+    declines("lift_rms_norm", "2.0 is not a tensor", lambda x: (wide(x) * 2.0,), x.float())
+    declines("lift_swiglu", "2.0 is not a tensor", lambda x: (functional.silu(x) * 2.0,), x)
+    declines("lift_rotary", "0.5 is not a tensor", lambda x: rotated(x, 0.5, 0.8), x)
+    declines(
+        "lift_rms_norm",
+        "is cast to torch.bfloat16",
+        lambda x, w: (w * wide(x).bfloat16(),),
+        x.float(),
+        half(32).float(),
+    )
+
+
 def test_residual_sums():
     def function(x1, x2, gamma):
         added = x1 + x2
@@ -371,7 +387,7 @@ def test_residual_sums():
     twice = lambda a, b, g: (npu.npu_rms_norm.default(torch.add(a, b, alpha=2), g)[0],)  # noqa: E731
     declines("lift_add_rms_norm", "alpha=2, which the rule does not take", twice, *ROWS)
     number = lambda a, b, g: (npu.npu_rms_norm.default(a + 1.0, g)[0],)  # noqa: E731
-    declines("lift_add_rms_norm", "1.0 is added, not a tensor", number, *ROWS)
+    declines("lift_add_rms_norm", "1.0 is not a tensor", number, *ROWS)
 
 
 def test_gates():
@@ -397,6 +413,11 @@ def test_rotations():
     x, cos, sin = half(2, 3, 4, 32), half(1, 1, 4, 32), half(1, 1, 4, 32, seed=1)
     assert len(fires("lift_rotary", "npu_rotary_mul", rotated, x, cos, sin)) == 1
     fires("lift_rotary", "npu_rotary_mul", lambda x, cos, sin: _by_chunks(*x.chunk(2, -1), x, cos, sin), x, cos, sin)
+    for shape in ((1, 3, 4, 32), (1, 1, 1, 32)):
+        declines("lift_rotary", "has the shape [1, ", rotated, x, half(*shape), half(*shape))
+    declines("lift_rotary", "differ in shape", rotated, x, cos, half(2, 1, 4, 32))
+    large = half(1, 1, 2, 896)
+    declines("lift_rotary", "not an even number below 896", rotated, large, large, large)
     declines("lift_rotary", "has 3 dimensions", rotated, x[0], cos[0], sin[0])
     declines("lift_rotary", "has the shape [32]", rotated, x, cos[0, 0, 0], sin[0, 0, 0])
 
@@ -439,6 +460,7 @@ def test_attention(function):
         ("is float32", lambda q, k, m: (attend(q, k, k, enable_gqa=True),), (QUERY.float(), KEY.float(), SEEN)),
         ("additive mask", lambda q, k, m: (attend(q, k, k, m, enable_gqa=True),), (QUERY, KEY, SEEN.half())),
         ("differs between heads", lambda q, k, m: (attend(q, q, q, m),), (QUERY, KEY, torch.ones(2, 4, 5, 5).bool())),
+        ("has other batches", lambda q, k, m: (attend(q, k[:1], k[:1], enable_gqa=True),), (QUERY, KEY, SEEN)),
         ("heads of different widths", lambda q, k, m: (attend(q, q, q[..., :16]),), (QUERY, KEY, SEEN)),
         (
             "is not a multiple of 16",
@@ -449,3 +471,15 @@ def test_attention(function):
 )
 def test_attention_declines(why, function, inputs):
     declines("lift_attention", why, function, *inputs)
+
+
+@pytest.mark.parametrize(("queries", "layout"), [(1, "BNSD"), (5, "BNSD_BSND")])
+def test_one_query_has_a_layout_and_a_mask_of_its_own(queries, layout):
+    """The layout that turns the result is for several queries; one query has a row of the mask for each batch."""
+    query, seen = QUERY[:, :, :queries].contiguous(), SEEN[:, :, :queries]
+    function = lambda q, k, m: (attend(q, k, k, m, enable_gqa=True).transpose(1, 2) * 1,)  # noqa: E731
+    _, after, edits = near.fused(function, (query, KEY, seen), ("lift_attention",))
+    assert edits["lift_attention"].count == 1 and near.difference(function, (query, KEY, seen), after) is None
+    (node,) = after.graph.find_nodes(op="call_function", target=npu.npu_fused_infer_attention_score.default)
+    assert node.kwargs["input_layout"] == layout
+    assert node.kwargs["atten_mask"].meta["val"].shape[0] == (2 if queries == 1 else 1)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from cases import recipe
 from graphs import assert_same_numbers, reasons, run_pass, targets, trace
 
+import aotair
 from aotair.passes import canonicalise, merge_duplicates
 
 aten, air = torch.ops.aten, torch.ops.air
@@ -100,3 +102,14 @@ def test_a_device_that_differs_is_kept():
     cast = next(node for node in module.graph.nodes if node.target is aten._to_copy.default)
     cast.kwargs = {"dtype": torch.float16, "device": torch.device("meta")}
     assert run_pass(canonicalise, module).count == 0
+
+
+def test_copies_that_became_one_are_not_written_over(tmp_path):
+    """`_unsafe_view` looks at its argument, whatever its schema says: merged copies make it visible."""
+    made = recipe("Reshapes", {"x": {"shape": [4, 6], "dtype": "float32"}})
+    for device in ("cpu", "npu"):
+        aotair.build(made | {"target": {"device": device}}, tmp_path / f"{device}.aotair")  # the build proves it
+    halves = {"shape": ["b", 4, "s", 16], "dtype": "float16"}
+    inputs = {"query": halves, "key": {"shape": ["b", 4, 8, 16], "dtype": "float16"}}
+    made = recipe("Attended", inputs, {"b": [1, 2], "s": [1, 3, 8]}, target={"device": "npu"})
+    aotair.build(made, tmp_path / "attended.aotair")
