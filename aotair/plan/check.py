@@ -3,7 +3,8 @@
 import heapq
 from collections.abc import Sequence
 
-from .arena import Interval, Plan
+from .arena import Plan
+from .interval import Interval
 
 
 def violations(intervals: Sequence[Interval], plan: Plan, alignment: int) -> list[str]:

@@ -11,8 +11,8 @@ from aotair_runtime.schema import Space
 
 from ..outs import out_variant
 from ..targets import Target
-from .arena import Interval
 from .concurrency import prolonged
+from .interval import Interval
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
 """The planner against its independent checker, and the checker against planted faults."""
 
+import itertools
+import random
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotair.plan import canonical, greedy, packing
 from aotair.plan.arena import Interval, Plan, largest_live_sum, plan_arena
 from aotair.plan.check import violations
+from aotair.plan.sections import sections
 
 intervals = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 15)).map(
@@ -68,3 +73,79 @@ def test_lifetimes_include_both_ends():
 def test_nothing_needs_nothing():
     assert plan_arena([], 64) == Plan((), 0, 0, "greedy by size")
     assert plan_arena([Interval(0, 0, 9)], 64).height == 0
+
+
+# ---- the searches ----------------------------------------------------------------------------------------------------
+
+
+def live(items: list[Interval]) -> list[int]:
+    return [sum(item.size for item in items if item.first <= step <= item.last) for step in range(60)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(intervals)
+def test_sections_are_the_largest_sets_that_live_together(items: list[Interval]):
+    parts = sections(items)
+    assert max(parts.sums([item.size for item in items]), default=0) == max(live(items))
+    members = [set(found) for found in parts.members()]
+    assert not any(a <= b for i, a in enumerate(members) for j, b in enumerate(members) if i != j)
+    for i, a in enumerate(items):
+        for j, b in enumerate(items[:i]):
+            meet = a.first <= b.last and b.first <= a.last
+            assert meet == any({i, j} <= found for found in members)
+
+
+def brute_force(items: list[Interval]) -> int:
+    """The least height of all orders of placement: one of them gives the best plan."""
+    sizes, first, last = (np.array(v, np.int64) for v in zip(*((i.size, i.first, i.last) for i in items)))
+    orders = itertools.permutations(range(len(items)))
+    return min(int((greedy.place(sizes, first, last, np.array(order)) + sizes).max()) for order in orders)
+
+
+small = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(0, 5), st.integers(0, 3)).map(lambda t: Interval(t[0], t[1], t[1] + t[2])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(small)
+def test_the_suite_finds_the_best_plan_of_small_sets(items: list[Interval]):
+    plan = plan_arena(items, 1)
+    assert violations(items, plan, 1) == []
+    assert plan.height == brute_force(items)
+
+
+@settings(max_examples=60, deadline=None)
+@given(small)
+def test_each_search_finds_a_plan_of_the_best_height_and_none_below(items: list[Interval]):
+    best, sizes = brute_force(items), [item.size for item in items]
+    lengths, parts = [item.last - item.first + 1 for item in items], sections(items)
+    for order in range(len(canonical.ORDERS)):
+        found = canonical.search(sizes, lengths, parts, best, order, 100_000)
+        assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
+        assert canonical.search(sizes, lengths, parts, best - 1, order, 100_000) is None
+    found = packing.search(sizes, parts, best, 0, 1.0)
+    assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
+    assert packing.search(sizes, parts, best - 1, 0, 1.0) is None
+
+
+def test_a_gap_that_greedy_leaves_is_closed_within_counted_work():
+    generator = random.Random(4)
+    items = []
+    for _ in range(60):
+        first = generator.randrange(40)
+        items.append(Interval(generator.randrange(1, 40), first, first + generator.randrange(12)))
+    plans = [plan_arena(items, 1, effort) for effort in (1.0, 1.0)]
+    assert plans[0] == plans[1], "work is counted, not timed"
+    sizes, first, last = (np.array(v, np.int64) for v in zip(*((i.size, i.first, i.last) for i in items)))
+    by_size = greedy.place(sizes, first, last, greedy.order_of("greedy by size", sizes, first, last))
+    assert plans[0].height < (by_size + sizes).max()
+    assert violations(items, plans[0], 1) == []
+
+
+def test_what_ends_too_high_is_placed_first():
+    sizes, first, last = (np.array(v, np.int64) for v in ([4, 3, 3], [0, 0, 2], [1, 1, 3]))
+    seen = list(greedy.place_again(sizes, first, last, np.array([2, 1, 0]), 7, 5))
+    assert (seen[-1] + sizes).max() == 7 and len(seen) <= 5
