@@ -87,6 +87,19 @@ def explain(recipe: Path, rule: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--intervals", "file", type=click.Path(path_type=Path), required=True, help="CSV: id,lower,upper,size.")
+@click.option("--alignment", default=1, show_default=True, help="Bytes that divide every offset.")
+@click.option("--effort", default=10.0, show_default=True, help="Work for the searches, counted; 1 is a second or so.")
+@_JSON
+def plan(file: Path, alignment: int, effort: float, as_json: bool) -> None:
+    """Plan the intervals of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets."""
+    from .report.intervals import planned
+
+    found = planned(file, alignment, effort)
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+
+
+@main.command()
 @click.argument("factory")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
 def init(factory: str, out: Path | None) -> None:

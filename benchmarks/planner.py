@@ -4,7 +4,6 @@ Peer: greedy by size, as TensorFlow Lite and ExecuTorch have it. The cases are f
 lower, upper, size; upper excluded), in the folder given.
 """
 
-import csv
 import math
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from aotair.plan import greedy
 from aotair.plan.arena import Interval, plan_arena
 from aotair.plan.check import violations
+from aotair.report.intervals import read_intervals
 from aotair_runtime.text import table
 
 from .common import Row, options, report
@@ -52,9 +52,7 @@ def main() -> None:
 
 def solve(file: Path, effort: float) -> Result:
     """Plan one file, and check the plan."""
-    with file.open() as lines:
-        rows = list(csv.DictReader(lines))
-    intervals = [Interval(int(r["size"]), int(r["lower"]), int(r["upper"]) - 1) for r in rows]
+    intervals = list(read_intervals(file).values())
     start = time.perf_counter()
     plan = plan_arena(intervals, 1, effort)
     seconds = time.perf_counter() - start
@@ -62,7 +60,7 @@ def solve(file: Path, effort: float) -> Result:
         raise RuntimeError(f"{file.name}: {wrong[0]}")
     name = file.name.removesuffix(".csv").partition(".1048576")[0]
     peer = _by_size(intervals) / plan.lower_bound
-    return Result(name, len(rows), plan.lower_bound, peer, plan.height / plan.lower_bound, plan.algorithm, seconds)
+    return Result(name, len(intervals), plan.lower_bound, peer, plan.height / plan.lower_bound, plan.algorithm, seconds)
 
 
 def _by_size(intervals: Sequence[Interval]) -> int:
