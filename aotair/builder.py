@@ -9,7 +9,7 @@ from pathlib import Path
 from aotair_runtime.artifact import open_artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.golden import replay_golden
-from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE
+from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
 from .errors import ProofError
@@ -17,6 +17,7 @@ from .export import export
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
+from .promise import check_budget, promised
 from .prove import on_host, prove
 from .quantize import quantize
 from .recipe import Recipe, parse_recipe, read_recipe
@@ -39,7 +40,8 @@ class Listener:
 @dataclass(frozen=True)
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
-    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None."""
+    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `memory`:
+    the most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None."""
 
     artifact: str
     nodes_before: int
@@ -54,6 +56,8 @@ class Summary:
     rewrites: dict[str, int]
     misses: dict[str, int]
     quantised: dict | None
+    memory: int
+    budget: int | float | None
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -120,6 +124,7 @@ def build_with_summary(
             explained = _explained(observer, rules)
         with clock.stage("buckets"):
             built = build_program(exported, recipe, listener.bucket)
+            check_budget(built.program, recipe)
         with clock.stage("prove"):
             proved = prove(built, model, recipe, listener.bucket)
         with clock.stage("pack"):
@@ -141,8 +146,31 @@ def build_with_summary(
             rewrites=observer.rewrites(),
             quantised=None if quantised is None else asdict(quantised),
             misses={name: left for name, (_, left) in explained.counts().items() if left},
+            memory=promised(program).peak,
+            budget=recipe.target.memory_budget,
         )
     return summary
+
+
+def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Program:
+    """The program that a build of a recipe would write, planned but not proved. Nothing is written.
+
+    Raises a subclass of AotairError where the recipe cannot be built so far.
+    """
+    listener = listener or Listener()
+    clock = _Clock(listener)
+    with clock.stage("recipe"):
+        recipe = _as_recipe(recipe)
+        observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
+    with clock.stage("model"):
+        model, rules = load_model(recipe), load_rules(recipe)
+        quantize(model, recipe)
+    with clock.stage("export"):
+        exported = export(model, recipe)
+    with clock.stage("passes"):
+        passes.apply(exported.module, with_functions(recipe), observer, rules=rules)
+    with clock.stage("buckets"):
+        return build_program(exported, recipe, listener.bucket).program
 
 
 def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:

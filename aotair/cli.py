@@ -87,16 +87,52 @@ def explain(recipe: Path, rule: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--intervals", "file", type=click.Path(path_type=Path), required=True, help="CSV: id,lower,upper,size.")
-@click.option("--alignment", default=1, show_default=True, help="Bytes that divide every offset.")
-@click.option("--effort", default=10.0, show_default=True, help="Work for the searches, counted; 1 is a second or so.")
+@click.argument("what", metavar="[RECIPE_OR_ARTIFACT]", required=False, type=click.Path(path_type=Path))
+@click.option("--intervals", "file", type=click.Path(path_type=Path), help="Plan a CSV file: id,lower,upper,size.")
+@click.option("--alignment", default=1, show_default=True, help="With --intervals: bytes that divide every offset.")
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    help="With --intervals: work for the searches, counted, in about so many seconds.",
+)
 @_JSON
-def plan(file: Path, alignment: int, effort: float, as_json: bool) -> None:
-    """Plan the intervals of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets."""
-    from .report.intervals import planned
+def plan(what: Path | None, file: Path | None, alignment: int, seconds: float, as_json: bool) -> None:
+    """Print what memory an artifact takes, or a recipe's will: by purpose, by bucket, and beside the plans.
 
-    found = planned(file, alignment, effort)
-    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+    With --intervals, plan those of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets.
+    """
+    if (what is None) == (file is None):
+        raise click.UsageError("give a recipe, an artifact or --intervals FILE.csv, one of them")
+    if file is not None:
+        from .report.intervals import planned
+
+        found = planned(file, alignment, seconds)
+        click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+        return
+    from .promise import check_budget, promised
+    from .report.memory import memory_dict, memory_text
+
+    recipe, program = _program(what, as_json)
+    promise = promised(program)
+    click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
+    if recipe is not None:
+        check_budget(program, recipe)
+
+
+def _program(what: Path, quiet: bool):
+    """The recipe, if it is one, and the program that was or would be built."""
+    if what.is_dir():
+        from aotair_runtime.artifact import read_program
+
+        return None, read_program(what)
+    from .builder import plan as planned
+    from .recipe import read_recipe
+    from .report.progress import Progress
+
+    recipe = read_recipe(what)
+    with Progress(quiet=quiet) as progress:
+        return recipe, planned(recipe, progress)
 
 
 @main.command()

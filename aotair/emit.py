@@ -13,6 +13,7 @@ from aotair_runtime.schema import (
     DeviceArg,
     DTypeArg,
     Form,
+    Fresh,
     Instruction,
     Layout,
     LayoutArg,
@@ -112,6 +113,7 @@ class _Emitter:
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._names, self._inputs = names, list(inputs)
         self._tensors = Table()
+        self._fresh: dict[tuple[int, int], tuple[int, int]] = {}  # by op and stream: bytes and calls
 
     def bucket(self, sizes: tuple[int, ...]) -> Bucket:
         by_name = {node.name: node for node in self._placeholders}
@@ -136,6 +138,7 @@ class _Emitter:
             streams,
             events,
             priorities if any(priorities) else (),
+            tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in sorted(self._fresh.items())),
         )
 
     def _copy_offset(self, placeholder: Node) -> int:
@@ -166,7 +169,7 @@ class _Emitter:
         elif op._schema.is_mutable:
             fresh = [result.alias_info is None for result in op._schema.returns]
             outs = tuple(n if wanted else -1 for n, wanted in zip(self._results(node), fresh))
-            yield self._make(op, Form.COPY, args, kwargs, outs, node)
+            yield self._copied(op, args, kwargs, outs, node, _nbytes(node, fresh))
         elif out is not None:
             takes = {argument.name for argument in out._schema.arguments}
             kept = {name: value for name, value in kwargs.items() if name in takes}
@@ -174,7 +177,14 @@ class _Emitter:
         elif self._target.sliced_calls and (sliced := chunks.sliced_arguments(node)) and len(chunks.bounds(node)) > 1:
             yield from self._chunked(node, sliced, args, kwargs)
         else:
-            yield self._make(op, Form.COPY, args, kwargs, self._results(node), node)
+            yield self._copied(op, args, kwargs, self._results(node), node, _nbytes(node))
+
+    def _copied(self, op, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node, nbytes: int) -> Instruction:
+        """A call whose fresh results, of `nbytes` in all, are copied to their places."""
+        made = self._make(op, Form.COPY, args, kwargs, outs, node)
+        most, calls = self._fresh.get((made.op, made.stream), (0, 0))
+        self._fresh[made.op, made.stream] = (max(most, nbytes), calls + 1)
+        return made
 
     def _fill_or_copy(self, node: Node) -> Instruction:
         target = TensorArg(self._tensor(node))
@@ -188,14 +198,9 @@ class _Emitter:
         for start, stop in chunks.bounds(node):
             cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
             outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
-            yield self._make(
-                node.target,
-                Form.COPY,
-                tuple(map(cut, names, args)),
-                {n: cut(n, a) for n, a in kwargs.items()},
-                outs,
-                node,
-            )
+            cut_args, cut_kwargs = tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}
+            nbytes = _nbytes(node) // node.meta["val"].shape[0] * (stop - start)
+            yield self._copied(node.target, cut_args, cut_kwargs, outs, node, nbytes)
 
     def _rows(self, number: int, start: int, stop: int) -> TensorArg:
         """A tensor's rows from `start` to `stop`, as a tensor of its own in the same memory."""
@@ -260,6 +265,14 @@ class _Emitter:
             return self._inputs.index(name), home.offset
         table = self._tables.constants if space == Space.CONSTANT else self._tables.states
         return table.number(self._names[name]), home.offset
+
+
+def _nbytes(node: Node, fresh: Sequence[bool] | None = None) -> int:
+    """The bytes of a call's results, or of those that are `fresh`."""
+    value = node.meta["val"]
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    kept = values if fresh is None else [item for item, new in zip(values, fresh) if new]
+    return sum(item.numel() * item.element_size() for item in kept if isinstance(item, torch.Tensor))
 
 
 def _fill_value(node: Node) -> Arg:

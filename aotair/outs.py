@@ -31,7 +31,7 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
 
 def _writes_results_of(candidate: torch._ops.OpOverload, op: torch._ops.OpOverload) -> bool:
     outs = [a for a in candidate._schema.arguments if a.is_out]
-    if len(outs) != len(op._schema.returns) or not outs or len(written_names(candidate)) != len(outs):
+    if len(outs) != len(op._schema.returns) or not outs or len(written_names(candidate._schema)) != len(outs):
         return False
     given = [(a.name, str(a.type)) for a in candidate._schema.arguments if not a.is_out]
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]

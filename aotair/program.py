@@ -14,6 +14,7 @@ from aotair_runtime.schema import (
     Output,
     Program,
     Requirements,
+    Reserve,
     Space,
     State,
     Tolerance,
@@ -75,15 +76,22 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         arena=max(bucket.height for bucket in buckets),
         alignment=ALIGNMENT,
         files=(),
+        reserve=Reserve(_workspace(recipe), recipe.target.reserve),
     )
     return Built(program, weights)
 
 
 def _requirements(recipe: Recipe) -> Requirements:
     target = recipe.target
-    return Requirements(
-        TORCH_MIN, torch.__version__.split("+")[0], target.device, target.torch_npu or "", target.soc or ""
-    )
+    built, budget = torch.__version__.split("+")[0], target.memory_budget or 0
+    limits = (0, budget) if isinstance(budget, float) else (budget, 0.0)
+    return Requirements(TORCH_MIN, built, target.device, target.torch_npu or "", target.soc or "", *limits)
+
+
+def _workspace(recipe: Recipe) -> int:
+    """What kernels take for each stream: as the recipe says, or else what their libraries are known to take."""
+    given = recipe.target.workspace
+    return Target(recipe.target.device).workspace if given is None else given
 
 
 def _options(recipe: Recipe) -> Options:

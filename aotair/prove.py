@@ -1,5 +1,6 @@
 """Every bucket against the original model, run by the runtime itself; and that padding changes nothing."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,8 +51,10 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
 
 def on_host(artifact: Artifact) -> Model:
     """The artifact on this machine's CPU, whatever device it is built for."""
-    namespaces = {op.name.partition("::")[0] for op in artifact.program.ops}  # the recipe's own model uses them
-    return Model(artifact, open_device("cpu"), Settings(enable_output_clone=True, allow_namespaces=tuple(namespaces)))
+    namespaces = tuple({op.name.partition("::")[0] for op in artifact.program.ops})  # the recipe's own model uses them
+    limit = sys.maxsize  # the budget is for the node
+    settings = Settings(enable_output_clone=True, memory_budget=limit, allow_namespaces=namespaces)
+    return Model(artifact, open_device("cpu"), settings)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,21 @@
 """The recipe: what a user writes in YAML, read strictly and checked against itself."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from .config import CompilerConfig
@@ -16,7 +26,33 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 DType = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Size = Annotated[int, Field(ge=1)]
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+
+def _bytes(value: object) -> object:
+    """A number of bytes, as such or as text with a unit: 24GiB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if isinstance(value, str):
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"expected a number of bytes, or one with a unit ({', '.join(_UNITS)[2:]}): {value!r}")
+        return int(float(match[1]) * _UNITS[match[2]])
+    return value
+
+
+def _budget(value: object) -> object:
+    """Bytes, or a share of the device: a fraction, or a percentage."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        value = float(value.strip()[:-1]) / 100
+    value = _bytes(value)
+    if isinstance(value, float) and not 0 < value <= 1:
+        raise ValueError(f"a share of the device is more than 0 and at most 1, not {value}")
+    return value
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0), WithJsonSchema({"type": ["integer", "string"]})]
+Budget = Annotated[
+    int | float, BeforeValidator(_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
+]
 
 # By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
 _TOLERANCES = {"bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
@@ -48,6 +84,16 @@ class TargetPart(_Part):
     torch_npu: str | None = Field(
         None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
     )
+    memory_budget: Budget | None = Field(
+        None, description="the most that the model may take: bytes (24GiB), or a share of the device (0.9, 90%)"
+    )
+    device_memory: Bytes | None = Field(
+        None, description="bytes of the device, so that a share can be checked at build time"
+    )
+    workspace: Bytes | None = Field(
+        None, description="bytes that kernels take beside planned memory, for each stream; null: what cuBLAS takes"
+    )
+    reserve: Bytes = Field(0, description="bytes that the device itself and its graphs take")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TargetPart":

@@ -18,6 +18,12 @@ class Target:
         """Whether calls that allocate their result are cut into slices that stay in the processor's cache."""
         return self.kind == "cpu"
 
+    @property
+    def workspace(self) -> int:
+        """Bytes that libraries of kernels keep for each stream, where these are known: torch gives cuBLAS 32 MiB on
+        Hopper and less elsewhere (`CUBLAS_WORKSPACE_CONFIG`). What CANN's kernels take only a device can tell."""
+        return 32 << 20 if self.kind == "cuda" else 0
+
     def has_kernel(self, op: torch._ops.OpOverload) -> bool:
         """Whether the device runs `op` by a kernel written for it, or by ops that it has.
 

@@ -36,8 +36,10 @@ def _linear(build: "GraphBuilder", x: Node, weight: Node, bias: Node | None = No
 def _embedding(build: "GraphBuilder", weight: Node, indices: Node, *_, **__) -> Node | None:
     """`weight[indices]` as a selection of rows; what else an embedding takes concerns training only."""
     value = indices.meta["val"]
-    if not value.is_contiguous() or value.dtype not in (torch.int32, torch.int64):
+    if value.dtype not in (torch.int32, torch.int64):
         return None
+    if not value.is_contiguous():  # as the kernel flattens them
+        indices = build.call(_aten.clone.default, indices, memory_format=torch.contiguous_format)
     flat = indices if value.dim() == 1 else build.call(_aten.view.default, indices, [value.numel()])
     rows = build.call(_aten.index_select.default, weight, 0, flat)
     if value.dim() == 1:

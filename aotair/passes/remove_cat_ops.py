@@ -127,7 +127,7 @@ class _Rewrite:
         out = out_variant(owner.target, self._edits.target)
         takes = {argument.name for argument in out._schema.arguments}
         kwargs = {name: value for name, value in owner.kwargs.items() if name in takes}
-        (name,) = written_names(out)
+        (name,) = written_names(out._schema)
         with self._graph.inserting_before(owner):
             made = self._call(out, *owner.args, **kwargs, **{name: place})
         made.meta["stack_trace"] = owner.meta.get("stack_trace")

@@ -73,6 +73,12 @@ def _quantised(summary: Summary) -> list[list[str]]:
     ]
 
 
+def _budget(budget: int | float | None) -> str:
+    if isinstance(budget, float):
+        return f" (budget: {budget:.0%} of the device, checked when loaded)"
+    return "" if budget is None else f" of {budget:,}"
+
+
 def summary_table(summary: Summary) -> str:
     """The table that ends a build."""
     rows = [
@@ -85,6 +91,7 @@ def summary_table(summary: Summary) -> str:
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],
         ["arena bytes, for all buckets", f"{summary.arena:,}"],
         ["weight bytes", f"{summary.weights:,}"],
+        ["memory bytes on the device at most", f"{summary.memory:,}{_budget(summary.budget)}"],
         ["program bytes", f"{summary.program:,}"],
         *([f"seconds: {stage}", f"{seconds:.1f}"] for stage, seconds in summary.seconds.items()),
         ["seconds: in all", f"{sum(summary.seconds.values()):.1f}"],

@@ -88,6 +88,14 @@ class _Rules:
             self.nbytes(constant.dtype, constant.shape, f"constants[{i}].shape")
         for i, state in enumerate(program.state):
             self.index(state.constant, len(program.constants), f"state[{i}].constant")
+        need, reserve = program.requirements, program.reserve
+        for path, number in (
+            ("requirements.memory_budget", need.memory_budget),
+            ("reserve.workspace", reserve.workspace),
+            ("reserve.device", reserve.device),
+        ):
+            self.require(0 <= number < _MAX_BYTES, path, "a possible number of bytes", number)
+        self.require(0 <= need.memory_share <= 1, "requirements.memory_share", "a share", need.memory_share)
         for i, item in enumerate(program.layouts):
             path = f"layouts[{i}]"
             self.require(len(item.shape) == len(item.strides), path, "as many strides as sizes")
@@ -167,6 +175,14 @@ class _Rules:
             self.index(number, len(self.program.instructions), f"{path}.code")
             self.instruction(self.program.instructions[number], bucket, f"instructions[{number}] in {path}")
         self.streams(bucket, path)
+        self.fresh(bucket, path)
+
+    def fresh(self, bucket: Bucket, path: str) -> None:
+        for i, item in enumerate(bucket.fresh):
+            self.index(item.op, len(self.program.ops), f"{path}.fresh[{i}].op")
+            self.index(item.stream, bucket.streams, f"{path}.fresh[{i}].stream")
+            fits = 0 <= item.nbytes < _MAX_BYTES and 0 <= item.calls <= len(bucket.code)
+            self.require(fits, f"{path}.fresh[{i}]", "possible numbers of bytes and calls", item)
 
     def streams(self, bucket: Bucket, path: str) -> None:
         self.require(1 <= bucket.streams <= _MOST_STREAMS, f"{path}.streams", "a possible number", bucket.streams)

@@ -81,3 +81,11 @@ class OutputHeldWarning(UserWarning):
 
 class BudgetError(CaptureError):
     """The captures asked for would take more graphs, streams or events than there are."""
+
+
+class MemoryBudgetError(AotairError):
+    """The model would take more memory than its budget, or than the device has left; nothing was allocated."""
+
+
+class OutOfMemoryError(CaptureError):
+    """The device had no memory left while a model was loaded or a bucket captured; what that took was given back."""

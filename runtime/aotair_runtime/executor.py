@@ -39,7 +39,8 @@ class Memory:
 class Bound:
     """One bucket at fixed addresses: its tensors for inputs and outputs, and the calls of a replay in order.
 
-    `nodes` names each call as the builder's graph did, for errors.
+    `nodes` names each call as the builder's graph did, for errors; `addressed` is where the last byte of the arena that
+    a tensor reaches ends.
     """
 
     where: str
@@ -47,6 +48,7 @@ class Bound:
     outputs: tuple[torch.Tensor, ...]
     calls: tuple[Callable[[], object], ...]
     nodes: tuple[str, ...]
+    addressed: int
 
     def run(self) -> None:
         """Make the calls. Raises CaptureError, naming the bucket and the instruction, where one fails."""
@@ -87,12 +89,14 @@ def bind(
     if stream:
         calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
+    inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
     return Bound(
         where,
-        tuple(tensors[i] for i in bucket.inputs),
-        tuple(tensors[i] for i in bucket.outputs),
+        inputs,
+        outputs,
         tuple(calls),
         tuple(nodes),
+        tensors.addressed,
     )
 
 
@@ -113,6 +117,7 @@ class Tensors:
         self._program, self._bucket, self._memory = program, bucket, memory
         self._made: dict[int, torch.Tensor] = {}
         self._views: dict[torch.dtype, torch.Tensor] = {}
+        self.addressed = 0  # where the last byte of the arena that any of them reaches ends
 
     def __getitem__(self, number: int) -> torch.Tensor:
         if number not in self._made:
@@ -126,7 +131,11 @@ class Tensors:
         found = self._program.layouts[item.layout]
         kind = dtype(found.dtype)
         base, start = self._base(item, kind)
-        return base.as_strided(found.shape, found.strides, base.storage_offset() + start // kind.itemsize)
+        made = base.as_strided(found.shape, found.strides, base.storage_offset() + start // kind.itemsize)
+        if base is self._views.get(kind) and made.numel():
+            reach = 1 + sum((size - 1) * stride for size, stride in zip(found.shape, found.strides))
+            self.addressed = max(self.addressed, start + reach * kind.itemsize)
+        return made
 
     def _base(self, item: Placement, kind: torch.dtype) -> tuple[torch.Tensor, int]:
         """A tensor of the dtype `kind` over the memory of `item`, and the bytes from its beginning to the item's."""
@@ -153,7 +162,7 @@ def call(
     """The instruction as a call without arguments. Raises MalformedError where it does not fit its op."""
     args = [_value(arg, tensors, device) for arg in instruction.args]
     kwargs = {name: _value(arg, tensors, device) for name, arg in instruction.kwargs}
-    written = written_names(op)
+    written = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
@@ -165,9 +174,9 @@ def call(
     return functools.partial(op, *args, **kwargs)
 
 
-def written_names(op: torch._ops.OpOverload) -> list[str]:
-    """The arguments that the op writes into."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+def written_names(schema: torch.FunctionSchema) -> list[str]:
+    """The arguments that an op of that schema writes into."""
+    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:
@@ -202,17 +211,17 @@ _NAMED = {DTypeArg: dtype, MemoryFormatArg: memory_format, LayoutArg: layout}
 def _refuse_read_only(
     instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, written: list[str]
 ) -> None:
-    for arg in written_arguments(instruction, op, written):
+    for arg in written_arguments(instruction, op._schema, written):
         if tensors.space(arg.index) in READ_ONLY:
             what = "a constant" if tensors.space(arg.index) == Space.CONSTANT else "a user input"
             raise MalformedError(f"{op} would write into {what}", where=instruction.node)
 
 
 def written_arguments(
-    instruction: Instruction, op: torch._ops.OpOverload, written: Sequence[str]
+    instruction: Instruction, schema: torch.FunctionSchema, written: Sequence[str]
 ) -> Iterator[TensorArg]:
     """The tensors among the arguments of those names."""
-    given = dict(zip((a.name for a in op._schema.arguments), instruction.args)) | dict(instruction.kwargs)
+    given = dict(zip((a.name for a in schema.arguments), instruction.args)) | dict(instruction.kwargs)
     for name in written:
         values = given.get(name)
         for arg in values if isinstance(values, tuple) else (values,):

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .buckets import describe
-from .budget import check_budget, cost
+from .budget import check_budget, cost, raise_out_of_memory
 from .devices import Device, Graph, Space, Usage
 from .errors import CaptureError, ClosedError
 from .executor import Memory, bind
 from .pool import Pool
+from .promise import Promise
 from .schema import EntryPoint, Placement, Program
 from .schema import Space as Home
 from .settings import Settings
@@ -29,6 +30,7 @@ class Parts:
     states: tuple[torch.Tensor, ...]
     settings: Settings
     where: str
+    promise: Promise
 
 
 @dataclass(slots=True)
@@ -45,11 +47,13 @@ class Captured:
 
 @dataclass
 class CaptureCounters:
-    """By bucket: captures, how often for which reason one was made anew, and by how many bytes the pool grew."""
+    """By bucket: captures, how often for which reason one was made anew, by how many bytes the pool grew, and how many
+    bytes of the arena its tensors reach."""
 
     captures: Counter = field(default_factory=Counter)
     recaptures: Counter = field(default_factory=Counter)  # (bucket, reason)
     grown: Counter = field(default_factory=Counter)
+    addressed: Counter = field(default_factory=Counter)
 
 
 class Graphs:
@@ -86,7 +90,11 @@ class Graphs:
             wanted = [cost(self.spec.buckets[number])]
             check_budget(self.parts.device, wanted, self.parts.settings.limits, self._where(number))
             self.pools[number].overwrite()
-            kept[key] = self._capture(number, in_place, self.pools[number].space)
+            try:
+                kept[key] = self._capture(number, in_place, self.pools[number].space)
+            except RuntimeError as error:
+                raise_out_of_memory(error, self.parts.device, self.parts.promise, self._where(number))
+                raise
             self._count(number, key)
         return kept[key]
 
@@ -147,6 +155,7 @@ class Graphs:
             raise CaptureError(error.what, where=where) from error
         except RuntimeError as error:  # out of memory, or the device refused
             raise CaptureError(str(error), where=where) from error
+        self.counters.addressed[number] = bound.addressed
         self.counters.grown[number] += parts.device.bytes().reserved - before
         price = cost(bucket)
         parts.device.usage += price
@@ -165,6 +174,7 @@ class Graphs:
             warm_up(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
 
         memory.space.warm_up(run)
+        parts.device.trim()  # of what it took outside of the pool
 
     def _count(self, number: int, key: tuple) -> None:
         self.counters.captures[number] += 1

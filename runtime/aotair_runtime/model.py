@@ -2,20 +2,22 @@
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from .artifact import Artifact, read_program, with_weights
 from .buckets import describe
-from .budget import check_budget, cost
+from .budget import check_budget, check_memory, cost, raise_out_of_memory
 from .devices import Device, Limits, open_device
 from .entry import Entry
 from .errors import ArgumentError, DeviceError
 from .graphs import Parts
 from .ops import NAMESPACES, resolve
 from .pool import Pool
-from .report import MemoryReport, Placed, Stats, memory_report, stats
+from .promise import Terms, fresh_bytes, promise
+from .report import MemoryReport, Stats, memory_report, stats
 from .requirements import check_requirements
 from .schema import EntryPoint, Program
 from .settings import KEPT_GRAPHS, Settings, settle
@@ -32,6 +34,7 @@ def load(
     capture: str | Sequence[str] = "all",
     kept_graphs: int = KEPT_GRAPHS,
     limits: Limits | None = None,
+    memory_budget: int | float | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
@@ -49,10 +52,12 @@ def load(
     Buckets with mutated inputs wait for their first call, which brings the addresses.
     `kept_graphs`: for how many sets of addresses of such inputs a bucket keeps its graph.
     `limits`: refuse to capture beyond these numbers of graphs, streams and events in this process.
+    `memory_budget`: the most that the model may take, in bytes (int) or as a share of the device (float).
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
 
-    Raises a subclass of ArtifactError where the artifact cannot be used here, BudgetError or CaptureError where a
-    bucket cannot be captured; nothing is left behind then.
+    Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
+    allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
+    another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
     path = Path(path)
     program = read_program(path)
@@ -66,6 +71,7 @@ def load(
         capture=capture,
         kept_graphs=kept_graphs,
         limits=limits,
+        memory_budget=memory_budget,
         allow_namespaces=allow_namespaces,
     )
     return Model(with_weights(path, program), opened, settings, pool)
@@ -85,12 +91,11 @@ class Model:
         own_pools = 0 if pool else sum(len(e.buckets) for e in program.entry_points) if settings.apart else 1
         pool_costs = [device.space_cost] * own_pools
         check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
-        start = device.bytes()
-        constants = tuple(device.place(constant) for constant in artifact.constants)
-        weighed = device.bytes()
-        states = tuple(constants[state.constant].clone() for state in program.state)
-        self._parts = Parts(program, device, ops, constants, states, settings, program.name)
-        self._placed = Placed(weighed - start, device.bytes() - weighed)
+        there = 0 if pool is None else pool.arena.nbytes
+        terms = Terms(device.kind, settings.apart and pool is None, settings.enable_output_clone, there)
+        self.promise = promise(program, terms)
+        check_memory(device, self.promise, program.requirements, settings.memory_budget, where)
+        self._parts = Parts(program, device, ops, (), (), settings, program.name, self.promise)
         self._pools: list[Pool] = []
         self._own_pools = pool is None
         self.entry_points: dict[str, Entry] = {}
@@ -98,14 +103,24 @@ class Model:
         self._end = weakref.finalize(self, _release, self.entry_points, self._pools, self._own_pools, device)
         self._end.atexit = False
         try:
-            for spec in program.entry_points:
-                self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
-            self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
+            self._bind(pool)
             for spec, number in wanted:
                 self.entry_points[spec.name].capture(number)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, Exception):
+                raise_out_of_memory(error, device, self.promise, where)
             raise
+
+    def _bind(self, pool: Pool | None) -> None:
+        """Place the weights and states, and make the entry points."""
+        program, device = self.program, self._device
+        constants = device.place(self.artifact.constants)
+        states = device.copies([constants[state.constant] for state in program.state])
+        self._parts = replace(self._parts, constants=constants, states=states)
+        for spec in program.entry_points:
+            self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
+        self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
     def __call__(self, *args, **kwargs):
         return (self._only or self._main)(*args, **kwargs)
@@ -153,8 +168,8 @@ class Model:
                 tensor.copy_(self._parts.constants[state.constant])
 
     def memory(self) -> MemoryReport:
-        """Planned, allocated and reserved bytes, by what they are for, by pool and by bucket."""
-        return memory_report(self._parts, self._placed, self._pools, self.entry_points.values())
+        """Promised, reserved and used bytes, by what they are for, by pool and by bucket."""
+        return memory_report(self._parts, self._pools, self.entry_points.values())
 
     def synchronize(self) -> None:
         """Wait until the device has done all that calls have asked of it; an output is complete then."""
@@ -167,9 +182,9 @@ class Model:
     def close(self) -> None:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
         that was handed in lives on."""
-        self._end()
         self.artifact = Artifact(self.artifact.path, self.program, ())
-        self._parts = Parts(self.program, self._device, (), (), (), self._parts.settings, self._parts.where)
+        self._parts = replace(self._parts, ops=(), constants=(), states=())
+        self._end()
 
     # ---- memory -------------------------------------------------------------------------------------------------
 
@@ -177,13 +192,14 @@ class Model:
         """The pool of each bucket of an entry point."""
         if shared is not None or not self._parts.settings.apart:
             if not self._pools:
-                self._pools.append(shared or Pool(self._device, self.program.arena))
-                self._pools[0].reserve(self.program.arena)
+                fresh = max(need.fresh for need in self.promise.needs)
+                self._pools.append(shared or Pool(self._device, self.program.arena, fresh))
+                self._pools[0].reserve(self.program.arena, fresh)
             return [self._pools[0]] * len(spec.buckets)
         lock = self._pools[0].lock if self._pools else None
         mine = []
         for bucket in spec.buckets:
-            mine.append(Pool(self._device, _arena_of(self.program, bucket), lock))
+            mine.append(Pool(self._device, _arena_of(self.program, bucket), fresh_bytes(bucket), lock))
             lock = mine[0].lock
             self._pools.append(mine[-1])
         return mine
@@ -230,8 +246,6 @@ def _arena_of(program: Program, bucket) -> int:
 def _release(entries: dict[str, Entry], pools: list[Pool], own: bool, device: Device) -> None:
     for entry in entries.values():
         entry.close()
-    if own:
-        for pool in pools:
-            pool.close()
-    else:
-        device.trim()
+    for pool in pools if own else ():
+        pool.close()
+    device.trim()

@@ -32,10 +32,11 @@ class Pool:
     """One arena on `device`, as large as its largest user needs. A replay of any graph in the pool overwrites the
     outputs of the one before, and replays run one after the other, whatever thread or stream they come from."""
 
-    def __init__(self, device: Device, nbytes: int = 0, lock: AbstractContextManager | None = None):
+    def __init__(self, device: Device, nbytes: int = 0, fresh: int = 0, lock: AbstractContextManager | None = None):
         self.device = device
         self.lock = lock or threading.RLock()
-        self._spaces = [device.space(nbytes)]
+        self._fresh = fresh
+        self._spaces = [device.space(nbytes, fresh)]
         self._tenants: weakref.WeakSet = weakref.WeakSet()
         self._stream = device.stream()
         self._handed: list[weakref.ref] = []
@@ -58,12 +59,14 @@ class Pool:
     def join(self, tenant: Tenant) -> None:
         self._tenants.add(tenant)
 
-    def reserve(self, nbytes: int) -> None:
-        """Make the arena at least so large. All graphs of the pool are then captured anew in the larger one, or, where
-        that fails, stay as they are and the error is raised."""
+    def reserve(self, nbytes: int, fresh: int = 0) -> None:
+        """Make the arena at least so large, with room for `fresh` bytes that kernels allocate. All graphs of the pool
+        are then captured anew in the larger one, or, where that fails, stay as they are and the error is raised."""
         with self.lock:
             if nbytes > self.arena.nbytes:
-                self._move(self.device.space(nbytes))
+                fresh = max(fresh, self._fresh)
+                self._move(self.device.space(nbytes, fresh))
+                self._fresh = fresh
 
     def hand_out(self, outputs: list[torch.Tensor]) -> None:
         """Remember outputs that the next replay overwrites."""

@@ -1,90 +1,90 @@
 """What a model tells about itself: its memory and its calls."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from .buckets import describe
-from .devices import Bytes
 from .entry import Entry
 from .graphs import Parts
 from .pool import Pool
+from .promise import FRESH, ROUNDING, WORKSPACE
 from .text import table
 
 
 @dataclass(frozen=True)
-class Placed:
-    """What the device took for weights and state, as its allocator rounds (nothing on the CPU: see `Category`)."""
-
-    weights: Bytes
-    state: Bytes
-
-
-@dataclass(frozen=True)
 class Category:
-    """Bytes of one kind of memory: as planned by the build, as allocated, and as reserved by the allocator for it. On
-    the CPU weights are mapped from the file, and host memory is allocated as planned."""
+    """Bytes of one kind of memory: promised before the load, reserved by the allocator where it lies, and used. On the
+    CPU weights are mapped from the file, and host memory is allocated as promised."""
 
     name: str
-    planned: int
-    allocated: int
+    promised: int
     reserved: int
+    used: int
 
 
 @dataclass(frozen=True)
 class PoolMemory:
-    """Bytes of one pool: its arena, and with it what kernels allocate by themselves, allocated and reserved."""
+    """Bytes of one pool: its arena, how far the tensors of captured buckets reach into it, and, with what kernels
+    allocate by themselves, allocated and reserved."""
 
     arena: int
+    addressed: int
     allocated: int
     reserved: int
 
 
 @dataclass(frozen=True)
 class BucketMemory:
-    """Bytes of one bucket's plan: its height, the least that any plan of it could take, and by how much the device's
-    reserved memory grew when it was captured."""
+    """Bytes of one bucket's plan: its height, the least that any plan of it could take, how far its tensors reach, and
+    by how much the device's reserved memory grew when it was captured (the last two 0 before that)."""
 
     entry: str
     bucket: str
-    planned: int
+    promised: int
     lower_bound: int
+    addressed: int
     grown: int
 
 
 @dataclass(frozen=True)
 class MemoryReport:
     """Bytes, by category, by pool and by bucket. `arena` was promised by the build; `arena_allocated` is what the
-    runtime took for it: the same, or more where a pool serves a larger model too or each bucket has its own."""
+    runtime took for it: the same, or more where a pool serves a larger model too or each bucket has its own; and
+    `arena_addressed` what captured programs reach of it, up to the alignment."""
 
     weights: int
     state: int
     arena: int
     arena_allocated: int
+    arena_addressed: int
     categories: tuple[Category, ...]
     pools: tuple[PoolMemory, ...]
     buckets: tuple[BucketMemory, ...]
+    rounding: str
 
     def as_dict(self) -> dict:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [[c.name, c.planned, c.allocated, c.reserved] for c in self.categories]
-        rows.append(["total", *(sum(column) for column in list(zip(*rows))[1:])])
-        head = table(["memory", "planned", "allocated", "reserved"], [[n, *map(_bytes, rest)] for n, *rest in rows])
+        rows = [[c.name, c.promised, c.reserved, c.used] for c in self.categories]
+        rows.append(["in all", *(sum(column) for column in list(zip(*rows))[1:])])
+        head = table(["memory", "promised", "reserved", "used"], [[n, *(f"{v:,}" for v in rest)] for n, *rest in rows])
         body = table(
-            ["bucket", "planned bytes", "lower bound", "of the arena", "grew by"],
+            ["bucket", "planned bytes", "lower bound", "addressed", "of the arena", "grew by"],
             [
                 [
                     f"{b.entry}: {b.bucket}",
-                    f"{b.planned:,}",
+                    f"{b.promised:,}",
                     f"{b.lower_bound:,}",
-                    f"{b.planned / max(1, self.arena):.1%}",
+                    f"{b.addressed:,}",
+                    f"{b.promised / max(1, self.arena):.1%}",
                     f"{b.grown:,}",
                 ]
                 for b in self.buckets
             ],
         )
-        return f"{head}\n\n{body}"
+        return f"{head}\n{self.rounding}\n\n{body}"
 
 
 @dataclass(frozen=True)
@@ -119,27 +119,52 @@ class Stats:
         return asdict(self)
 
 
-def memory_report(parts: Parts, placed: Placed, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
-    program, device = parts.program, parts.device
-    weights, state = (sum(tensor.nbytes for tensor in group) for group in (parts.constants, parts.states))
+def memory_report(parts: Parts, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
+    program, device, promised = parts.program, parts.device, {item.name: item.nbytes for item in parts.promise.items}
+    buckets = tuple(_bucket_memory(entry) for entry in entries)
+    reached = _aligned(max((b.addressed for b in itertools.chain(*buckets)), default=0), program.alignment)
     taken = [pool.bytes() for pool in pools]
     arenas = [pool.arena.nbytes for pool in pools]
-    pooled = tuple(PoolMemory(arena, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
-    if not device.concurrent:
-        placed = Placed(Bytes(weights, weights), Bytes(state, state))
-    beyond = [sum(getattr(b, name) for b in taken) - sum(arenas) for name in ("allocated", "reserved")]
+    pooled = tuple(PoolMemory(arena, reached, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
+    weights, state = device.held(parts.constants), device.held(parts.states)
+    beside = sum(b.allocated for b in taken) - sum(device.held([pool.arena]).allocated for pool in pools)
+    extra = sum(b.reserved for b in taken) - sum(arenas)
     categories = (
-        Category("weights", weights, placed.weights.allocated, placed.weights.reserved),
-        Category("state", state, placed.state.allocated, placed.state.reserved),
-        Category("arena", program.arena, sum(arenas), sum(arenas)),
-        Category("pool beyond the arena", 0, *beyond),
+        Category("weights", promised["weights"], weights.reserved, weights.allocated),
+        Category("state", promised["state"], state.reserved, state.allocated),
+        Category("arena", promised["arena"], sum(arenas), sum(arenas)),
+        Category("beside the arena", promised[FRESH] + promised[WORKSPACE], extra, beside),
     )
-    buckets = tuple(
-        BucketMemory(e.spec.name, describe(e.spec, b.sizes), b.height, b.lower_bound, e.graphs.counters.grown[number])
-        for e in entries
-        for number, b in enumerate(e.spec.buckets)
+    return MemoryReport(
+        sum(tensor.nbytes for tensor in parts.constants),
+        sum(tensor.nbytes for tensor in parts.states),
+        program.arena,
+        sum(arenas),
+        reached,
+        categories,
+        pooled,
+        tuple(itertools.chain(*buckets)),
+        ROUNDING[device.kind],
     )
-    return MemoryReport(weights, state, program.arena, sum(arenas), categories, pooled, buckets)
+
+
+def _bucket_memory(entry: Entry) -> tuple[BucketMemory, ...]:
+    counters = entry.graphs.counters
+    return tuple(
+        BucketMemory(
+            entry.spec.name,
+            describe(entry.spec, bucket.sizes),
+            bucket.height,
+            bucket.lower_bound,
+            counters.addressed[number],
+            counters.grown[number],
+        )
+        for number, bucket in enumerate(entry.spec.buckets)
+    )
+
+
+def _aligned(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
 
 
 def stats(entries: Iterable[Entry]) -> Stats:
@@ -158,7 +183,3 @@ def stats(entries: Iterable[Entry]) -> Stats:
             recaptures.append(Recapture(entry.spec.name, names[number], reason, times))
     calls, captures = sum(b.calls for b in buckets), sum(b.captures for b in buckets)
     return Stats(calls, captures, tuple(recaptures), tuple(buckets))
-
-
-def _bytes(count: int) -> str:
-    return f"{count:,}"

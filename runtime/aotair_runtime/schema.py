@@ -187,13 +187,24 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """What calls of one op allocate by themselves: on the stream number `stream`, `calls` instructions, each at most
+    `nbytes` at a time, until its results are copied to their places."""
+
+    op: int
+    stream: int
+    nbytes: int
+    calls: int
+
+
+@dataclass(frozen=True)
 class Bucket:
     """The program of one bucket: `sizes` by dimension, `tensors`, and `code` as numbers of shared instructions.
 
     `inputs` and `outputs` are tensor numbers. `height` and `lower_bound` (bytes) are those of the bucket's own plan.
     `input_offsets` is where the copies of inputs lie in the arena (-1: a mutated input, never copied); `streams` and
     `events` are how many the bucket's capture takes, `priorities` those of the streams where not all are 0 (lower is
-    more urgent).
+    more urgent). `fresh` lists what its instructions allocate beside the arena.
     """
 
     sizes: tuple[int, ...]
@@ -208,6 +219,7 @@ class Bucket:
     streams: int = 1
     events: int = 0
     priorities: tuple[int, ...] = ()
+    fresh: tuple[Fresh, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,7 +238,8 @@ class Requirements:
     """What a node must have: torch (`torch_min` at least; `torch_built` is the builder's) and the device kind.
 
     `vendor_min` is the least version of the vendor's package (torch_npu), `soc` how the device's name begins; both are
-    empty where the artifact does not ask for any.
+    empty where the artifact does not ask for any. The memory that the model may take, if not any: `memory_budget`
+    bytes, or `memory_share` of the device's.
     """
 
     torch_min: str
@@ -234,6 +247,8 @@ class Requirements:
     device: str
     vendor_min: str = ""
     soc: str = ""
+    memory_budget: int = 0
+    memory_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -263,6 +278,15 @@ class File:
 
 
 @dataclass(frozen=True)
+class Reserve:
+    """Bytes that no plan can know and the recipe states: `workspace` for kernels, for each stream; `device` for what
+    the device and its graphs take."""
+
+    workspace: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True)
 class Program:
     name: str
     requirements: Requirements
@@ -277,3 +301,4 @@ class Program:
     arena: int
     alignment: int
     files: tuple[File, ...]
+    reserve: Reserve = Reserve()

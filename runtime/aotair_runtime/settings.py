@@ -20,6 +20,7 @@ class Settings:
     capture: str | tuple[str, ...] = "all"
     kept_graphs: int = KEPT_GRAPHS
     limits: Limits = field(default_factory=Limits)
+    memory_budget: int | float | None = None
     allow_namespaces: tuple[str, ...] = ()
 
     @property
@@ -37,11 +38,18 @@ def settle(
     capture: str | Sequence[str] = "all",
     kept_graphs: int = KEPT_GRAPHS,
     limits: Limits | None = None,
+    memory_budget: int | float | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     if kept_graphs < 1:
         raise ArgumentError("kept_graphs is too small", expected="at least 1", got=str(kept_graphs))
+    if (isinstance(memory_budget, float) and not 0 < memory_budget <= 1) or memory_budget == 0:
+        raise ArgumentError(
+            "memory_budget is no amount",
+            expected="bytes (int), or a share of the device (float)",
+            got=str(memory_budget),
+        )
     choose = lambda given, otherwise: otherwise if given is None else given  # noqa: E731
     return Settings(
         choose(clone_input, stored.clone_input),
@@ -50,5 +58,6 @@ def settle(
         capture if capture in ("all", "lazy") else (capture,) if isinstance(capture, str) else tuple(capture),
         kept_graphs,
         limits or Limits(),
+        memory_budget,
         tuple(allow_namespaces),
     )

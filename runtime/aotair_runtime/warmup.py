@@ -46,7 +46,7 @@ def warm_up(
 def _lasting(item: Instruction, op: torch._ops.OpOverload, bucket: Bucket) -> set[tuple[int, int]]:
     """The states and caller's tensors that the instruction writes, as (space, index)."""
     numbers = [n for n in item.outs if n >= 0]
-    numbers += [arg.index for arg in written_arguments(item, op, written_names(op))]
+    numbers += [arg.index for arg in written_arguments(item, op._schema, written_names(op._schema))]
     places = [bucket.tensors[number] for number in numbers]
     return {(place.space, place.index) for place in places if place.space in (Space.STATE, Space.CALLER)}
 

@@ -286,7 +286,7 @@ def test_what_a_model_tells_about_itself(node):
     (used,) = [b for b in stats.buckets if b.calls]
     assert used.bucket == "batch=4, seq=4" and used.padding == pytest.approx(1 / 4)
     memory = model.memory()
-    assert memory.arena == memory.arena_allocated == max(b.planned for b in memory.buckets)
+    assert memory.arena == memory.arena_allocated == max(b.promised for b in memory.buckets)
     weights = sum(math.prod(c.shape) * getattr(torch, c.dtype).itemsize for c in model.program.constants)
     assert memory.weights == weights
     assert "arena" in str(memory) and "lower bound" in str(memory)

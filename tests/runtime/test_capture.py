@@ -219,15 +219,6 @@ def test_buckets_with_memory_of_their_own_keep_their_outputs(node):
     assert [counter(torch.ones(n, 4))[0, 0].item() for n in (2, 4, 2)] == [1, 2, 3]
 
 
-def test_memory_is_reported_by_pool_and_bucket(node):
-    report = node.load("encoder").memory()
-    (pool,) = report.pools
-    assert pool.arena == report.arena_allocated == report.arena
-    assert pool.allocated >= pool.arena and pool.reserved >= pool.allocated
-    assert [c.name for c in report.categories] == ["weights", "state", "arena", "pool beyond the arena"]
-    assert all(c.allocated >= c.planned for c in report.categories)
-
-
 # ---- budgets -------------------------------------------------------------------------------------------------------
 
 

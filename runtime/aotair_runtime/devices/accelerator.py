@@ -7,7 +7,7 @@ written here once.
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import torch
 from ..errors import CaptureError
 from .base import NOTHING, Bytes, Graph, Limits, Usage
 
+_BLOCK = 512  # bytes: how torch aligns what it allocates on a device
 _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
 
 
@@ -54,11 +55,33 @@ class Accelerator:
         self.capturing = threading.RLock()  # one capture at a time
         self._streams: dict[int, object] = {}
 
-    def place(self, constant: torch.Tensor) -> torch.Tensor:
-        return constant.to(self.torch_device)
+    def place(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return self.copies(constants)
 
-    def space(self, nbytes: int) -> "GraphSpace":
-        return GraphSpace(self, nbytes)
+    def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        sizes = [-(-tensor.nbytes // _BLOCK) * _BLOCK for tensor in tensors]
+        if not sum(sizes):
+            return tuple(tensor.to(self.torch_device) for tensor in tensors)
+        block = torch.empty(sum(sizes), dtype=torch.uint8, device=self.torch_device)
+        parts = [part[: t.nbytes].view(t.dtype).view(t.shape) for part, t in zip(block.split(sizes), tensors)]
+        for part, tensor in zip(parts, tensors):
+            part.copy_(tensor)
+        return tuple(parts)
+
+    def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.nbytes}
+        allocated = reserved = 0
+        for segment in self.vendor.api.memory_snapshot() if addresses else ():
+            start, mine = segment["address"], 0
+            for block in segment["blocks"]:
+                mine += block["size"] if start in addresses else 0
+                start += block["size"]
+            allocated += mine
+            reserved += segment["total_size"] if mine else 0
+        return Bytes(allocated, reserved)
+
+    def space(self, nbytes: int, fresh: int = 0) -> "GraphSpace":
+        return GraphSpace(self, nbytes, fresh)
 
     def stream(self) -> int:
         return self.vendor.stream_number(self.index)
@@ -78,6 +101,16 @@ class Accelerator:
         api = self.vendor.api
         return Bytes(api.memory_allocated(self.index), api.memory_reserved(self.index))
 
+    def total(self) -> int:
+        return self.vendor.api.mem_get_info(self.index)[1]
+
+    def free(self) -> int:
+        taken = self.bytes()
+        return self.vendor.api.mem_get_info(self.index)[0] + taken.reserved - taken.allocated
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, torch.OutOfMemoryError)
+
     def trim(self) -> None:
         self.synchronize()
         self.vendor.api.empty_cache()
@@ -90,8 +123,8 @@ class GraphSpace:
     dies with its last graph, so a first small one (the anchor) stays as long as the space.
     """
 
-    def __init__(self, device: Accelerator, nbytes: int):
-        self._device, self._vendor = device, device.vendor
+    def __init__(self, device: Accelerator, nbytes: int, fresh: int):
+        self._device, self._vendor, self._fresh = device, device.vendor, fresh
         self._main = self._vendor.api.Stream(device.torch_device)
         self.streams = {(0, 0): self._main}  # by number and priority
         self._events: dict[int, object] = {}
@@ -148,6 +181,9 @@ class GraphSpace:
         def run() -> None:
             made.append(torch.empty(max(1, nbytes or 1), dtype=torch.uint8, device=self._device.torch_device))
             made[0][:1].zero_()  # an empty graph is not one
+            # Free at once, and the pool's from now on: the largest result that an instruction allocates fits there,
+            # whatever came before it.
+            torch.empty(self._fresh, dtype=torch.uint8, device=self._device.torch_device)
 
         try:
             self._anchors.append(self._record(run))

@@ -1,6 +1,6 @@
 """What the runtime asks of a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,11 +98,17 @@ class Device(Protocol):
     space_cost: Usage  # what a space takes by itself
     concurrent: bool  # launches return before the work is done, and streams exist
 
-    def place(self, constant: torch.Tensor) -> torch.Tensor:
-        """A mapped constant where the device can read it: itself where possible, else a copy."""
+    def place(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Mapped constants where the device can read them: themselves where possible, else copies in one block."""
 
-    def space(self, nbytes: int) -> Space:
-        """Memory for graphs, with an arena of `nbytes`."""
+    def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Copies of tensors on this device, in one block."""
+
+    def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
+        """What the allocator took for the memory of `tensors`, and what it reserves where they lie."""
+
+    def space(self, nbytes: int, fresh: int = 0) -> Space:
+        """Memory for graphs, with an arena of `nbytes`, and room for `fresh` bytes that kernels allocate."""
 
     def stream(self) -> int:
         """A number for the caller's current stream."""
@@ -115,6 +121,15 @@ class Device(Protocol):
 
     def bytes(self) -> Bytes:
         """What this process takes on the device in all."""
+
+    def total(self) -> int:
+        """The bytes of memory that the device has."""
+
+    def free(self) -> int | None:
+        """The bytes that a model could still take; None: not known beforehand."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error says that memory could not be had."""
 
     def trim(self) -> None:
         """Let the allocator give back what it holds and nobody uses."""

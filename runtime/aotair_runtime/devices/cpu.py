@@ -1,6 +1,7 @@
 """The CPU: memory is host memory, and a graph is the bound calls themselves."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,10 +53,17 @@ class CPU:
     def __init__(self):
         self.usage = Usage()
 
-    def place(self, constant: torch.Tensor) -> torch.Tensor:
-        return constant
+    def place(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple(constants)
 
-    def space(self, nbytes: int) -> HostSpace:
+    def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.clone() for tensor in tensors)
+
+    def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        return Bytes(nbytes, nbytes)
+
+    def space(self, nbytes: int, fresh: int = 0) -> HostSpace:
         return HostSpace(nbytes)
 
     def stream(self) -> int:
@@ -69,6 +77,15 @@ class CPU:
 
     def bytes(self) -> Bytes:
         return Bytes(0, 0)
+
+    def total(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def free(self) -> None:
+        """Weights are mapped, and the system takes pages from whoever does not use them."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
     def trim(self) -> None:
         """The C library's allocator gives back by itself."""

@@ -1,0 +1,28 @@
+"""What an artifact will take of a device, and whether that is within the recipe's budget."""
+
+from aotair_runtime.promise import Promise, Terms, promise, refuse_beyond
+from aotair_runtime.schema import Program
+
+from .recipe import Recipe
+
+
+def promised(program: Program) -> Promise:
+    """What a load takes on the device that the program is for, with the options it was built with."""
+    options = program.options
+    return promise(
+        program,
+        Terms(program.requirements.device, options.disable_mempool_reuse_in_same_fx, options.enable_output_clone),
+    )
+
+
+def check_budget(program: Program, recipe: Recipe) -> None:
+    """Raises MemoryBudgetError where more is promised than the recipe's budget; a share of a device whose size the
+    recipe does not say is checked when the artifact is loaded."""
+    budget, size = recipe.target.memory_budget, recipe.target.device_memory
+    whose = "target.memory_budget"
+    if isinstance(budget, float):
+        whose, budget = f"{budget:.0%} of target.device_memory", None if size is None else int(budget * size)
+    elif budget is None:
+        whose, budget = "target.device_memory", size
+    if budget is not None:
+        refuse_beyond(promised(program), budget, whose, recipe.where)

@@ -1,0 +1,145 @@
+"""What a build promises of memory: `aotair plan`, budgets in the recipe, and what ops allocate beside the arena."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from cases import RECIPES
+from click.testing import CliRunner
+
+import aotair
+from aotair.builder import plan
+from aotair.cli import main
+from aotair.errors import RecipeError
+from aotair.promise import promised
+from aotair.recipe import parse_recipe
+from aotair_runtime.artifact import read_program
+from aotair_runtime.errors import MemoryBudgetError
+from aotair_runtime.promise import Terms, fresh_bytes, promise, segment
+
+GIB = 1 << 30
+
+
+def with_target(name: str, **target: object) -> dict:
+    return RECIPES[name] | {"target": target}
+
+
+def written(tmp_path: Path, recipe: dict) -> str:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    return str(file)
+
+
+def test_a_recipe_and_its_artifact_say_the_same(built, tmp_path):
+    for name in ("encoder", "counter"):
+        texts = [
+            CliRunner().invoke(main, ["plan", where]).stdout
+            for where in (written(tmp_path, RECIPES[name]), str(built(name)))
+        ]
+        assert texts[0] == texts[1]
+        for words in ("weights", "arena", "in all", "lower bound", "host memory is allocated as promised"):
+            assert words in texts[0]
+
+
+def test_the_numbers_for_scripts(built):
+    found = json.loads(CliRunner().invoke(main, ["plan", str(built("encoder")), "--json"]).stdout)
+    program = read_program(built("encoder"))
+    items = {item["name"]: item["nbytes"] for item in found["items"]}
+    assert items["arena"] == program.arena and found["nbytes"] == sum(items.values()) == found["peak"]
+    assert [need["height"] for need in found["needs"]] == [b.height for b in program.entry_points[0].buckets]
+    assert {row["op"] for row in found["beside_the_arena"]} <= {op.name for op in program.ops}
+
+
+def test_plan_wants_one_thing(tmp_path):
+    assert CliRunner().invoke(main, ["plan"]).exit_code == 2
+    assert CliRunner().invoke(main, ["plan", "x", "--intervals", "y"]).exit_code == 2
+    done = CliRunner().invoke(main, ["plan", str(tmp_path / "nothing.yaml")])
+    assert done.exit_code == 1 and "there is no such recipe" in done.stderr
+
+
+# ---- budgets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_kept_or_the_build_refuses(tmp_path):
+    peak = promised(plan(RECIPES["encoder"])).peak
+    aotair.build(with_target("encoder", memory_budget=peak), tmp_path / "a.aotair")
+    assert read_program(tmp_path / "a.aotair").requirements.memory_budget == peak
+    with pytest.raises(MemoryBudgetError) as caught:
+        aotair.build(with_target("encoder", memory_budget=peak - 1), tmp_path / "b.aotair")
+    text = str(caught.value)
+    assert "(target.memory_budget)" in text and "1 too many" in text and "build without the bucket" in text
+    assert not (tmp_path / "b.aotair").exists()
+    done = CliRunner().invoke(main, ["plan", written(tmp_path, with_target("encoder", memory_budget=peak - 1))])
+    assert done.exit_code == 1 and "in all" in done.stdout and "1 too many" in done.stderr
+
+
+def test_a_share_is_checked_where_the_device_is_known(tmp_path):
+    peak = promised(plan(RECIPES["encoder"])).peak
+    target = {"memory_budget": 0.5, "device_memory": 2 * peak - 2}
+    with pytest.raises(MemoryBudgetError, match=r"50% of target\.device_memory"):
+        aotair.build(with_target("encoder", **target), tmp_path / "a.aotair")
+    with pytest.raises(MemoryBudgetError, match=r"\(target\.device_memory\)"):
+        aotair.build(with_target("encoder", device_memory=peak - 1), tmp_path / "a.aotair")
+    aotair.build(with_target("encoder", memory_budget="1%"), tmp_path / "a.aotair")
+    assert read_program(tmp_path / "a.aotair").requirements.memory_share == 0.01
+    aotair.load(tmp_path / "a.aotair").close()
+    aotair.build(with_target("encoder", memory_budget=1e-12), tmp_path / "b.aotair")
+    with pytest.raises(MemoryBudgetError, match="the recipe's memory_budget"):
+        aotair.load(tmp_path / "b.aotair")
+    aotair.load(tmp_path / "b.aotair", memory_budget=GIB).close()
+
+
+@pytest.mark.parametrize("text, nbytes", [("24GiB", 24 * GIB), ("1.5 KiB", 1536), ("7", 7), ("2MB", 2_000_000)])
+def test_bytes_may_have_a_unit(text, nbytes):
+    assert parse_recipe(with_target("linear", memory_budget=text)).target.memory_budget == nbytes
+
+
+@pytest.mark.parametrize("text", ["much", "3 parsecs", 1.5, -1, True, "120%", "", [1]])
+def test_what_is_no_budget_is_refused(text):
+    with pytest.raises(RecipeError, match=r"target\.memory_budget"):
+        parse_recipe(with_target("linear", memory_budget=text))
+
+
+# ---- what the promise counts ---------------------------------------------------------------------------------------
+
+
+def test_ops_without_an_out_variant_are_counted():
+    program = plan(RECIPES["encoder"])
+    (entry,) = program.entry_points
+    for bucket in entry.buckets:
+        names = {program.ops[item.op].name for item in bucket.fresh}
+        assert "aten::layer_norm" in names
+        assert fresh_bytes(bucket) == max(item.nbytes for item in bucket.fresh)
+    batch, seq, width = 4, 16, 16
+    assert fresh_bytes(entry.buckets[-1]) == batch * seq * width * 4
+
+
+def test_options_change_the_promise():
+    program = plan(RECIPES["encoder"])
+    plain = promise(program, Terms("npu"))
+    amounts = lambda p: {item.name: item.nbytes for item in p.items}  # noqa: E731
+    apart = amounts(promise(program, Terms("npu", apart=True)))
+    assert apart["arena"] == sum(-(-need.height // 64) * 64 for need in plain.needs)
+    kept = amounts(promise(program, Terms("npu", output_clone=True)))
+    assert sum(kept.values()) - plain.nbytes == max(need.outputs for need in plain.needs)
+    assert amounts(promise(program, Terms("npu", arena_there=program.arena)))["arena"] == 0
+    assert amounts(promise(program, Terms("npu", arena_there=program.arena - 1)))["arena"] == program.arena
+    assert plain.peak == plain.reserved + segment("npu", plain.warm_up) > plain.nbytes
+
+
+def test_states_are_copied_while_warming_up():
+    """A step that writes a state works on a copy of it then, which the promise counts."""
+    program = plan(RECIPES["counter"])
+    state = sum(item.nbytes for item in promise(program, Terms("npu")).items if item.name == "state")
+    assert state == 512 and promise(program, Terms("npu")).warm_up == 4
+    assert promise(program, Terms("cpu")).warm_up == 0
+    cache = plan(RECIPES["cache"])
+    assert promise(cache, Terms("npu")).warm_up >= 2 * 8 * 3 * 4
+
+
+def test_what_the_recipe_reserves_is_part_of_it():
+    program = plan(with_target("linear", device="npu", workspace="1MiB", reserve=5))
+    amounts = {item.name: item.nbytes for item in promised(program).items}
+    assert amounts["workspaces of kernels"] == 1 << 20 and amounts["reserve for the device"] == 5
+    assert plan(with_target("linear", device="cuda")).reserve.workspace == 32 << 20
