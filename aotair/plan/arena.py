@@ -1,5 +1,6 @@
 """From intervals to offsets in one arena: a pure function. Several algorithms run, the lowest plan wins."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,17 @@ import numpy as np
 from . import canonical, greedy, packing
 from .fixed import refuse_impossible
 from .interval import Columns, Interval, columns
+from .peaks import held, peak
 from .sections import Sections, sections
 
 __all__ = ["Interval", "Plan", "largest_live_sum", "plan_arena"]
 
 _MOST = 1000  # intervals that the searches are tried on
-_WORK = 15_000  # intervals that the canonical search looks at, for each order, at effort 1
+_LEVELS = (0.98, 0.95, 0.9, 0.8)  # of the bound: what lives where more is alive is a peak
+_WORK = (
+    5_000_000  # how many cells (an interval in a section) the canonical search looks at, for each order, at effort 1
+)
+_STEP = 3_000  # what a step costs besides, in cells
 _PACKING = 0.03  # deterministic seconds of CP-SAT, for each seed, at effort 1
 _SEEDS = (0, 2)
 
@@ -31,7 +37,7 @@ class Plan:
 
 
 def plan_arena(intervals: Sequence[Interval], alignment: int, effort: float = 1.0) -> Plan:
-    """The lowest plan that greedy placements in several orders find, or a search where these leave a gap.
+    """The lowest plan that greedy placements in several orders find, or searches where these leave a gap.
 
     Sizes are rounded up to `alignment`, a power of two in bytes; so is every offset. `effort` bounds the searches by
     counted work, at 1 a second or so for each gap: the same intervals and effort give the same plan. Raises ValueError
@@ -56,38 +62,51 @@ def largest_live_sum(intervals: Sequence[Interval], sizes: Sequence[int]) -> int
 
 
 def _plans(intervals: Sequence[Interval], items: Columns, bound: int, effort: float) -> Iterator[Plan]:
-    """One plan after the other; whoever asks stops at the bound."""
+    """One plan after the other, what costs least first; whoever asks stops at the bound."""
+    rounds = max(1, min(50, round(effort * 10_000 / (len(intervals) + 1))))
     height = math.inf
-    for name in greedy.ORDERS:
-        rounds = _rounds(len(intervals), effort)
-        for offsets in greedy.place_again(items, greedy.order_of(name, items), bound, rounds):
-            plan = _plan(offsets, items, bound, name)
-            height = min(height, plan.height)
-            yield plan
+    parts = sections(intervals)
+    mended = {name: greedy.place_again(items, greedy.order_of(name, items), bound, rounds) for name in greedy.ORDERS}
+    for name, offsets in itertools.chain(
+        ((name, next(plans)) for name, plans in mended.items()),
+        _peaks_first(items, parts, bound, min(rounds, 5), effort),
+        ((name, offsets) for name, plans in mended.items() for offsets in plans),
+    ):
+        plan = _plan(offsets, items, bound, name)
+        height = min(height, plan.height)
+        yield plan
     if len(intervals) <= _MOST:
-        yield from _searched(intervals, items, bound, height, effort)
+        yield from _searched(items, parts, bound, height, effort)
 
 
-def _rounds(count: int, effort: float) -> int:
-    """How often a greedy order is mended: less often where there is much to place."""
-    return max(1, min(50, round(effort * 10_000 / (count + 1))))
+def _peaks_first(
+    items: Columns, parts: Sections, bound: int, rounds: int, effort: float
+) -> Iterator[tuple[str, np.ndarray]]:
+    """What lives where most is alive by a search, at the bound's height, and the rest greedily around it."""
+    for level in _LEVELS:
+        top = peak(items, parts, level * bound)
+        if not 0 < len(top.groups) <= _MOST:
+            continue
+        for name, offsets in _Finder(top.items, top.parts).plans(bound, effort):
+            around = held(items, top, offsets)
+            order = greedy.order_of("greedy by size", items)
+            yield from ((f"peaks first: {name}", found) for found in greedy.place_again(around, order, bound, rounds))
 
 
-def _searched(intervals: Sequence[Interval], items: Columns, bound: int, height: int, effort: float) -> Iterator[Plan]:
+def _searched(items: Columns, parts: Sections, bound: int, height: int, effort: float) -> Iterator[Plan]:
     """Plans of the bound's height; then, between it and `height`, ever lower ones, until the gap is half a percent."""
-    unit = items.unit()
-    finder = _Finder(items.scaled(unit), sections(intervals))
-    low, high = bound // unit, height // unit
-    for name, offsets in finder.plans(low, effort):
-        yield _plan(np.array(offsets) * unit, items, bound, name)
-    while high - low > max(1, low // 200):  # half a percent
-        middle = (low + high) // 2
+    finder = _Finder(items, parts)
+    for name, offsets in finder.plans(bound, effort):
+        yield _plan(offsets, items, bound, name)
+    low, high, unit = bound, height, items.unit()
+    while high - low > max(unit, low // 200):  # half a percent
+        middle = (low + high) // 2 // unit * unit
         name, offsets = next(finder.plans(middle, effort, seeds=()), ("", None))
         if offsets is None:
             low = middle
             continue
-        plan = _plan(np.array(offsets) * unit, items, bound, name)
-        high = plan.height // unit
+        plan = _plan(offsets, items, bound, name)
+        high = plan.height
         yield plan
 
 
@@ -96,18 +115,21 @@ class _Finder:
     items: Columns
     parts: Sections
 
-    def plans(self, height: int, effort: float, seeds: Sequence[int] = _SEEDS) -> Iterator[tuple[str, list[int]]]:
+    def plans(self, height: int, effort: float, seeds: Sequence[int] = _SEEDS) -> Iterator[tuple[str, np.ndarray]]:
         """Plans of at most `height`, by the searches that find one."""
-        sizes, lengths = self.items.sizes.tolist(), (self.items.last - self.items.first + 1).tolist()
-        steps = max(1, round(_WORK * effort / (len(sizes) + 1)))
-        for order in range(len(canonical.ORDERS) if self.items.plain else 0):
+        unit = self.items.unit()
+        items, height = self.items.scaled(unit), height // unit
+        sizes, lengths = items.sizes.tolist(), (items.last - items.first + 1).tolist()
+        cells = sum(self.parts.high) - sum(self.parts.low)
+        steps = max(1, round(_WORK * effort / (cells + _STEP)))
+        for order in range(len(canonical.ORDERS) if items.plain else 0):
             found = canonical.search(sizes, lengths, self.parts, height, order, steps)
             if found is not None:
-                yield "canonical search", found
+                yield "canonical search", np.array(found, np.int64) * unit
         for seed in seeds:
-            found = packing.search(self.items, self.parts, height, seed, _PACKING * effort)
+            found = packing.search(items, self.parts, height, seed, _PACKING * effort)
             if found is not None:
-                yield "CP-SAT", found
+                yield "CP-SAT", np.array(found, np.int64) * unit
 
 
 def _plan(offsets: np.ndarray, items: Columns, bound: int, algorithm: str) -> Plan:

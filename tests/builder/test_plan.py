@@ -13,6 +13,7 @@ from aotair.plan import canonical, greedy, packing
 from aotair.plan.arena import Interval, Plan, largest_live_sum, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
+from aotair.plan.peaks import held, peak
 from aotair.plan.sections import sections
 
 intervals = st.lists(
@@ -199,6 +200,22 @@ def test_each_search_finds_a_plan_of_the_best_height_and_none_below(items: list[
     found = packing.search(columns(items, 1), parts, best, 0, 1.0)
     assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
     assert packing.search(columns(items, 1), parts, best - 1, 0, 1.0) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(aligned, st.sampled_from([0, 0.5, 0.9, 0.98]), st.randoms(use_true_random=False))
+def test_a_plan_of_the_peaks_is_a_part_of_a_plan(items: list[Interval], share: float, random: random.Random):
+    given, parts = columns(items, 1), sections(items)
+    bound = max(parts.sums(given.sizes.tolist()), default=0)
+    top = peak(given, parts, share * bound)
+    steps = [step for step, alive in enumerate(live(items)) if alive > share * bound]
+    tall = [item.size and any(item.first <= step <= item.last for step in steps) for item in items]
+    assert sorted(i for group in top.groups for i in group) == [i for i, inside in enumerate(tall) if inside]
+    order = list(range(len(top.groups)))
+    random.shuffle(order)
+    around = held(given, top, greedy.place(top.items, np.array(order, np.int64)))
+    offsets = greedy.place(around, greedy.order_of("greedy by size", around))
+    assert violations(items, Plan(tuple(offsets.tolist()), 1 << 40, bound, ""), 1) == []
 
 
 def test_a_gap_that_greedy_leaves_is_closed_within_counted_work():
