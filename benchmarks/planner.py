@@ -11,11 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from aotair.plan import greedy
 from aotair.plan.arena import Interval, plan_arena
 from aotair.plan.check import violations
+from aotair.plan.interval import columns
 from aotair.report.intervals import read_intervals
 from aotair_runtime.text import table
 
@@ -64,9 +63,8 @@ def solve(file: Path, effort: float) -> Result:
 
 
 def _by_size(intervals: Sequence[Interval]) -> int:
-    sizes, first, last = (np.array(v, np.int64) for v in zip(*((i.size, i.first, i.last) for i in intervals)))
-    offsets = greedy.place(sizes, first, last, greedy.order_of("greedy by size", sizes, first, last))
-    return int((offsets + sizes).max())
+    items = columns(intervals, 1)
+    return int((greedy.place(items, greedy.order_of("greedy by size", items)) + items.sizes).max())
 
 
 def _rows(results: Sequence[Result]) -> list[Row]:

@@ -1,5 +1,6 @@
 """From intervals to offsets in one arena: a pure function. Several algorithms run, the lowest plan wins."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import canonical, greedy, packing
-from .interval import Interval
+from .fixed import refuse_impossible
+from .interval import Columns, Interval, columns
+from .peaks import held, peak
 from .sections import Sections, sections
 
 __all__ = ["Interval", "Plan", "largest_live_sum", "plan_arena"]
 
 _MOST = 1000  # intervals that the searches are tried on
-_WORK = 15_000  # intervals that the canonical search looks at, for each order, at effort 1
+_LEVELS = (0.98, 0.95, 0.9, 0.8)  # of the bound: what lives where more is alive is a peak
+_WORK = (
+    5_000_000  # how many cells (an interval in a section) the canonical search looks at, for each order, at effort 1
+)
+_STEP = 3_000  # what a step costs besides, in cells
 _PACKING = 0.03  # deterministic seconds of CP-SAT, for each seed, at effort 1
 _SEEDS = (0, 2)
 
@@ -21,7 +28,7 @@ _SEEDS = (0, 2)
 @dataclass(frozen=True)
 class Plan:
     """`offsets` in bytes, in the intervals' order; `height` is the arena's size; no plan can be lower than
-    `lower_bound`, the largest sum of sizes alive at one step."""
+    `lower_bound`: the largest sum of sizes alive at one step, or the end of what is fixed highest."""
 
     offsets: tuple[int, ...]
     height: int
@@ -30,15 +37,18 @@ class Plan:
 
 
 def plan_arena(intervals: Sequence[Interval], alignment: int, effort: float = 1.0) -> Plan:
-    """The lowest plan that greedy placements in several orders find, or a search where these leave a gap.
+    """The lowest plan that greedy placements in several orders find, or searches where these leave a gap.
 
     Sizes are rounded up to `alignment`, a power of two in bytes; so is every offset. `effort` bounds the searches by
-    counted work, at 1 a second or so for each gap: the same intervals and effort give the same plan.
+    counted work, at 1 a second or so for each gap: the same intervals and effort give the same plan. Raises ValueError
+    where intervals are fixed so that there is no plan.
     """
-    sizes = [_round_up(interval.size, alignment) for interval in intervals]
-    bound = largest_live_sum(intervals, sizes)
-    best = Plan((0,) * len(sizes), 0, 0, "greedy by size")
-    for number, plan in enumerate(_plans(intervals, sizes, bound, effort)):
+    refuse_impossible(intervals, alignment)
+    items = columns(intervals, alignment)
+    ends = (items.fixed + items.sizes)[(items.fixed >= 0) & (items.sizes > 0)]
+    bound = max(largest_live_sum(intervals, items.sizes.tolist()), *ends.tolist(), 0)
+    best = Plan((0,) * len(intervals), 0, 0, "greedy by size")
+    for number, plan in enumerate(_plans(intervals, items, bound, effort)):
         if number == 0 or plan.height < best.height:
             best = plan
         if best.height == bound:
@@ -51,69 +61,77 @@ def largest_live_sum(intervals: Sequence[Interval], sizes: Sequence[int]) -> int
     return max(sections(intervals).sums(sizes), default=0)
 
 
-def _plans(intervals: Sequence[Interval], sizes: Sequence[int], bound: int, effort: float) -> Iterator[Plan]:
-    """One plan after the other; whoever asks stops at the bound."""
-    arrays = [
-        np.array(values, np.int64) for values in (sizes, [i.first for i in intervals], [i.last for i in intervals])
-    ]
+def _plans(intervals: Sequence[Interval], items: Columns, bound: int, effort: float) -> Iterator[Plan]:
+    """One plan after the other, what costs least first; whoever asks stops at the bound."""
+    rounds = max(1, min(50, round(effort * 10_000 / (len(intervals) + 1))))
     height = math.inf
-    for name in greedy.ORDERS:
-        for offsets in greedy.place_again(*arrays, greedy.order_of(name, *arrays), bound, _rounds(len(sizes), effort)):
-            plan = _plan(offsets.tolist(), sizes, bound, name)
-            height = min(height, plan.height)
-            yield plan
-    if len(sizes) <= _MOST:
-        yield from _searched(intervals, sizes, bound, height, effort)
+    parts = sections(intervals)
+    mended = {name: greedy.place_again(items, greedy.order_of(name, items), bound, rounds) for name in greedy.ORDERS}
+    for name, offsets in itertools.chain(
+        ((name, next(plans)) for name, plans in mended.items()),
+        _peaks_first(items, parts, bound, min(rounds, 5), effort),
+        ((name, offsets) for name, plans in mended.items() for offsets in plans),
+    ):
+        plan = _plan(offsets, items, bound, name)
+        height = min(height, plan.height)
+        yield plan
+    if len(intervals) <= _MOST:
+        yield from _searched(items, parts, bound, height, effort)
 
 
-def _rounds(count: int, effort: float) -> int:
-    """How often a greedy order is mended: less often where there is much to place."""
-    return max(1, min(50, round(effort * 10_000 / (count + 1))))
+def _peaks_first(
+    items: Columns, parts: Sections, bound: int, rounds: int, effort: float
+) -> Iterator[tuple[str, np.ndarray]]:
+    """What lives where most is alive by a search, at the bound's height, and the rest greedily around it."""
+    for level in _LEVELS:
+        top = peak(items, parts, level * bound)
+        if not 0 < len(top.groups) <= _MOST:
+            continue
+        for name, offsets in _Finder(top.items, top.parts).plans(bound, effort):
+            around = held(items, top, offsets)
+            order = greedy.order_of("greedy by size", items)
+            yield from ((f"peaks first: {name}", found) for found in greedy.place_again(around, order, bound, rounds))
 
 
-def _searched(
-    intervals: Sequence[Interval], sizes: Sequence[int], bound: int, height: int, effort: float
-) -> Iterator[Plan]:
+def _searched(items: Columns, parts: Sections, bound: int, height: int, effort: float) -> Iterator[Plan]:
     """Plans of the bound's height; then, between it and `height`, ever lower ones, until the gap is half a percent."""
-    unit = math.gcd(*sizes)
-    finder = _Finder([size // unit for size in sizes], [i.last - i.first + 1 for i in intervals], sections(intervals))
-    low, high = bound // unit, height // unit
-    for name, offsets in finder.plans(low, effort):
-        yield _plan([offset * unit for offset in offsets], sizes, bound, name)
-    while high - low > max(1, low // 200):  # half a percent
-        middle = (low + high) // 2
+    finder = _Finder(items, parts)
+    for name, offsets in finder.plans(bound, effort):
+        yield _plan(offsets, items, bound, name)
+    low, high, unit = bound, height, items.unit()
+    while high - low > max(unit, low // 200):  # half a percent
+        middle = (low + high) // 2 // unit * unit
         name, offsets = next(finder.plans(middle, effort, seeds=()), ("", None))
         if offsets is None:
             low = middle
             continue
-        plan = _plan([offset * unit for offset in offsets], sizes, bound, name)
-        high = plan.height // unit
+        plan = _plan(offsets, items, bound, name)
+        high = plan.height
         yield plan
 
 
 @dataclass(frozen=True)
 class _Finder:
-    sizes: Sequence[int]
-    lengths: Sequence[int]
+    items: Columns
     parts: Sections
 
-    def plans(self, height: int, effort: float, seeds: Sequence[int] = _SEEDS) -> Iterator[tuple[str, list[int]]]:
+    def plans(self, height: int, effort: float, seeds: Sequence[int] = _SEEDS) -> Iterator[tuple[str, np.ndarray]]:
         """Plans of at most `height`, by the searches that find one."""
-        for order in range(len(canonical.ORDERS)):
-            steps = max(1, round(_WORK * effort / (len(self.sizes) + 1)))
-            found = canonical.search(self.sizes, self.lengths, self.parts, height, order, steps)
+        unit = self.items.unit()
+        items, height = self.items.scaled(unit), height // unit
+        sizes, lengths = items.sizes.tolist(), (items.last - items.first + 1).tolist()
+        cells = sum(self.parts.high) - sum(self.parts.low)
+        steps = max(1, round(_WORK * effort / (cells + _STEP)))
+        for order in range(len(canonical.ORDERS) if items.plain else 0):
+            found = canonical.search(sizes, lengths, self.parts, height, order, steps)
             if found is not None:
-                yield "canonical search", found
+                yield "canonical search", np.array(found, np.int64) * unit
         for seed in seeds:
-            found = packing.search(self.sizes, self.parts, height, seed, _PACKING * effort)
+            found = packing.search(items, self.parts, height, seed, _PACKING * effort)
             if found is not None:
-                yield "CP-SAT", found
+                yield "CP-SAT", np.array(found, np.int64) * unit
 
 
-def _plan(offsets: Sequence[int], sizes: Sequence[int], bound: int, algorithm: str) -> Plan:
-    height = max((offset + size for offset, size in zip(offsets, sizes) if size), default=0)
-    return Plan(tuple(offsets), height, bound, algorithm)
-
-
-def _round_up(size: int, alignment: int) -> int:
-    return (size + alignment - 1) // alignment * alignment
+def _plan(offsets: np.ndarray, items: Columns, bound: int, algorithm: str) -> Plan:
+    height = int(np.where(items.sizes > 0, offsets + items.sizes, 0).max(initial=0))
+    return Plan(tuple(offsets.tolist()), height, bound, algorithm)

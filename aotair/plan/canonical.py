@@ -7,6 +7,8 @@ below it; and where one would fit under another, it goes there first.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .sections import Sections
 
 ORDERS = (
@@ -30,72 +32,74 @@ def search(
     rank = [0] * len(sizes)
     for number, index in enumerate(sorted(range(len(sizes)), key=keys.__getitem__)):
         rank[index] = number
-    return _Search(sizes, parts, height, rank, crowds).run(steps)
+    return _Search(sizes, parts, height, rank).run(steps)
 
 
 class _Search:
     """`floor`: by section, the top of what is placed; `rest`: the sum of what is not."""
 
-    def __init__(self, sizes: Sequence[int], parts: Sections, height: int, rank: Sequence[int], crowds: list[int]):
-        self._sizes, self._low, self._high, self._height, self._rank = sizes, parts.low, parts.high, height, rank
-        self._floor, self._rest = [0] * parts.count, list(crowds)
-        self._open = [index for index, size in enumerate(sizes) if size]
+    def __init__(self, sizes: Sequence[int], parts: Sections, height: int, rank: Sequence[int]):
+        self._low, self._high, self._height, self._top = parts.low, parts.high, height, height + 1
+        self._sizes, self._rank = np.array(sizes, np.int64), np.array(rank, np.int64)
+        self._floor, self._rest = np.zeros(parts.count, np.int64), np.array(parts.sums(sizes), np.int64)
+        self._open, self._left = self._sizes > 0, sum(size > 0 for size in sizes)
         self._offsets = [0] * len(sizes)
+        lengths = np.subtract(parts.high, parts.low)
+        self._starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        self._cells = np.concatenate([np.arange(low, high) for low, high in zip(parts.low, parts.high)])
+        self._members = np.repeat(np.arange(len(sizes)), lengths)[np.argsort(self._cells, kind="stable")]
+        self._firsts = np.searchsorted(np.sort(self._cells), np.arange(parts.count))
 
     def run(self, steps: int) -> list[int] | None:
         """Depth first: a stack of what is left to try, and of what has to be put back."""
-        choices, undo = [self._choices(0)], []
+        choices, undo = [self._choices(0, -1)], []
         while choices:
-            if not self._open:
+            if not self._left:
                 return self._offsets
             if choices[-1]:
                 steps -= 1
                 if steps < 0:
                     return None
-                undo.append(self._place(*choices[-1].pop()))
-                choices.append(self._choices(self._offsets[undo[-1][0]]) if self._open else [])
+                offset, index = choices[-1].pop()
+                undo.append(self._place(offset, index))
+                choices.append(self._choices(offset, self._rank[index]) if self._left else [])
             else:
                 choices.pop()
                 if undo:
                     self._put_back(*undo.pop())
         return None
 
-    def _choices(self, least: int) -> list[tuple[int, int]]:
-        """What may come next and where, the best last; nothing where the rest cannot fit."""
-        floor, sizes, top = self._floor, self._sizes, self._height + 1
-        base = [top] * len(floor)
-        found = []
-        lowest = top
-        for index in self._open:
-            low, high = self._low[index], self._high[index]
-            offset = max(least, max(floor[low:high]))
-            end = offset + sizes[index]
-            if end > self._height:
-                return []
-            lowest = min(lowest, end)
-            found.append((offset, index))
-            for section in range(low, high):
-                if offset < base[section]:
-                    base[section] = offset
-        if any(rest and start + rest > self._height for start, rest in zip(base, self._rest)):
+    def _choices(self, least: int, rank: int) -> list[tuple[int, int]]:
+        """What may come next and where, the best last; nothing where the rest cannot fit.
+
+        What lies at equal offsets is placed in the order of rank, lest all orders are tried.
+        """
+        offsets = np.maximum(np.maximum.reduceat(self._floor[self._cells], self._starts), least)
+        offsets[~self._open] = self._top
+        ends = offsets + self._sizes
+        if ends[self._open].max() > self._height:
             return []
-        fitting = [(offset, index) for offset, index in found if offset < lowest]
-        fitting.sort(key=lambda pair: (pair[0], self._rank[pair[1]]), reverse=True)
-        return fitting
+        base = np.minimum.reduceat(offsets[self._members], self._firsts)
+        if ((base + self._rest > self._height) & (self._rest > 0)).any():
+            return []
+        fitting = np.flatnonzero(offsets < min(ends.min(), self._top))
+        fitting = fitting[(offsets[fitting] > least) | (self._rank[fitting] > rank)]
+        order = np.lexsort((-self._rank[fitting], -offsets[fitting]))
+        return list(zip(offsets[fitting][order].tolist(), fitting[order].tolist()))
 
-    def _place(self, offset: int, index: int) -> tuple[int, int, list[int]]:
+    def _place(self, offset: int, index: int) -> tuple[int, np.ndarray]:
         low, high, size = self._low[index], self._high[index], self._sizes[index]
-        before, where = self._floor[low:high], self._open.index(index)
-        self._floor[low:high] = [offset + size] * (high - low)
-        for section in range(low, high):
-            self._rest[section] -= size
-        del self._open[where]
+        before = self._floor[low:high].copy()
+        self._floor[low:high] = offset + size
+        self._rest[low:high] -= size
+        self._open[index] = False
+        self._left -= 1
         self._offsets[index] = offset
-        return index, where, before
+        return index, before
 
-    def _put_back(self, index: int, where: int, before: list[int]) -> None:
+    def _put_back(self, index: int, before: np.ndarray) -> None:
         low, high = self._low[index], self._high[index]
         self._floor[low:high] = before
-        for section in range(low, high):
-            self._rest[section] += self._sizes[index]
-        self._open.insert(where, index)
+        self._rest[low:high] += self._sizes[index]
+        self._open[index] = True
+        self._left += 1

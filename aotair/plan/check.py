@@ -15,6 +15,10 @@ def violations(intervals: Sequence[Interval], plan: Plan, alignment: int) -> lis
     for i, (interval, offset) in enumerate(zip(intervals, plan.offsets)):
         if offset < 0 or offset % alignment:
             found.append(f"interval {i} lies at {offset}, which {alignment} does not divide")
+        if offset % interval.alignment:
+            found.append(f"interval {i} lies at {offset}, which its own {interval.alignment} does not divide")
+        if interval.fixed not in (None, offset):
+            found.append(f"interval {i} lies at {offset}, and has to lie at {interval.fixed}")
         if interval.size and offset + interval.size > plan.height:
             found.append(f"interval {i} ends at {offset + interval.size}, above the height {plan.height}")
     return found + [f"intervals {a} and {b} overlap" for a, b in _overlaps(intervals, plan.offsets)]

@@ -1,22 +1,27 @@
 """Search for a plan of a given height with OR-Tools' CP-SAT: strong where nothing may be wasted."""
 
-from collections.abc import Sequence
+import numpy as np
 
+from .interval import Columns
 from .sections import Sections
 
 
-def search(sizes: Sequence[int], parts: Sections, height: int, seed: int, effort: float) -> list[int] | None:
+def search(items: Columns, parts: Sections, height: int, seed: int, effort: float) -> list[int] | None:
     """Offsets of a plan of at most `height`, or None where `effort` (CP-SAT's deterministic seconds) found none.
 
     The rectangles do not overlap, and in each section what is alive lies apart along the offsets. One worker and a
     limit that counts work: the same input gives the same plan on any machine.
     """
-    if max(sizes) > height:
+    if (items.sizes + np.maximum(items.fixed, 0)).max() > height:
         return None
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    starts = [model.new_int_var(0, height - size, "") for size in sizes]
+    sizes, fixed, alignments = items.sizes.tolist(), items.fixed.tolist(), items.alignments.tolist()
+    starts = [
+        at if at >= 0 else step * model.new_int_var(0, (height - size) // step, "")
+        for size, at, step in zip(sizes, fixed, alignments)
+    ]
     offsets = [model.new_fixed_size_interval_var(start, size, "") for start, size in zip(starts, sizes)]
     times = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(parts.low, parts.high)]
     model.add_no_overlap_2d(times, offsets)

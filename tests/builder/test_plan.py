@@ -5,12 +5,15 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotair.plan import canonical, greedy, packing
 from aotair.plan.arena import Interval, Plan, largest_live_sum, plan_arena
 from aotair.plan.check import violations
+from aotair.plan.interval import columns
+from aotair.plan.peaks import held, peak
 from aotair.plan.sections import sections
 
 intervals = st.lists(
@@ -75,6 +78,74 @@ def test_nothing_needs_nothing():
     assert plan_arena([Interval(0, 0, 9)], 64).height == 0
 
 
+# ---- intervals that must lie somewhere -------------------------------------------------------------------------------
+
+
+def overlap(items: list[Interval], i: int, j: int) -> bool:
+    """Whether two intervals that are fixed share a byte at some step."""
+    a, b = items[i], items[j]
+    together = a.first <= b.last and b.first <= a.last
+    return bool(a.size and b.size) and together and a.fixed < b.fixed + b.size and b.fixed < a.fixed + a.size
+
+
+own_alignments = st.sampled_from([1, 1, 1, 16, 256, 4096])
+aligned = intervals.flatmap(
+    lambda items: st.lists(own_alignments, min_size=len(items), max_size=len(items)).map(
+        lambda own: [replace(item, alignment=a) for item, a in zip(items, own)]
+    )
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(aligned, alignments, st.randoms(use_true_random=False))
+def test_what_is_fixed_stays_and_all_is_aligned(items: list[Interval], alignment: int, random: random.Random):
+    offsets = plan_arena(items, alignment, 0.1).offsets
+    chance = random.random()
+    held = [replace(item, fixed=offset) if random.random() < chance else item for item, offset in zip(items, offsets)]
+    plan = plan_arena(held, alignment, 0.1)
+    assert violations(held, plan, alignment) == []
+    for item, offset in zip(held, plan.offsets):
+        assert item.fixed in (None, offset)
+        assert offset % max(item.alignment, alignment) == 0
+    assert plan.height >= plan.lower_bound >= plan_arena(items, alignment, 0.1).lower_bound
+    assert plan == plan_arena(held, alignment, 0.1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9), st.integers(0, 5), st.integers(0, 400)), max_size=12))
+def test_fixed_intervals_that_overlap_are_refused(rows: list[tuple[int, int, int, int]]):
+    items = [Interval(size, first, first + length, offset) for size, first, length, offset in rows]
+    pairs = {(i, j) for i in range(len(items)) for j in range(len(items)) if i != j and overlap(items, i, j)}
+    if not pairs:
+        assert plan_arena(items, 1).offsets == tuple(item.fixed for item in items)
+        return
+    with pytest.raises(ValueError, match="are fixed where they overlap") as caught:
+        plan_arena(items, 1)
+    words = str(caught.value).split()
+    assert (int(words[1]), int(words[3])) in pairs
+
+
+@pytest.mark.parametrize(("item", "alignment"), [(Interval(8, 0, 1, 8), 16), (Interval(8, 0, 1, 8, 16), 1),
+                                                 (Interval(8, 0, 1, -8), 1)])  # fmt: skip
+def test_a_fixed_offset_that_is_not_aligned_is_refused(item: Interval, alignment: int):
+    with pytest.raises(ValueError, match="does not divide"):
+        plan_arena([item], alignment)
+
+
+def test_broken_promises_are_found():
+    items = [Interval(8, 0, 1, 16), Interval(8, 0, 1, None, 32)]
+    assert violations(items, plan_arena(items, 1), 1) == []
+    assert "has to lie at 16" in violations(items, Plan((40, 0), 48, 24, ""), 1)[0]
+    assert "its own 32" in violations(items, Plan((16, 24), 32, 24, ""), 1)[0]
+
+
+def test_the_search_keeps_what_is_fixed_and_aligned():
+    items = [Interval(8, 0, 3, 8), Interval(4, 0, 1, None, 16), Interval(8, 1, 2), Interval(4, 2, 3, None, 4)]
+    found = packing.search(columns(items, 1), sections(items), 20, 0, 1.0)
+    assert found is not None and violations(items, Plan(tuple(found), 20, 20, ""), 1) == []
+    assert packing.search(columns(items, 1), sections(items), 19, 0, 1.0) is None
+
+
 # ---- the searches ----------------------------------------------------------------------------------------------------
 
 
@@ -97,9 +168,9 @@ def test_sections_are_the_largest_sets_that_live_together(items: list[Interval])
 
 def brute_force(items: list[Interval]) -> int:
     """The least height of all orders of placement: one of them gives the best plan."""
-    sizes, first, last = (np.array(v, np.int64) for v in zip(*((i.size, i.first, i.last) for i in items)))
+    given = columns(items, 1)
     orders = itertools.permutations(range(len(items)))
-    return min(int((greedy.place(sizes, first, last, np.array(order)) + sizes).max()) for order in orders)
+    return min(int((greedy.place(given, np.array(order)) + given.sizes).max()) for order in orders)
 
 
 small = st.lists(
@@ -126,9 +197,25 @@ def test_each_search_finds_a_plan_of_the_best_height_and_none_below(items: list[
         found = canonical.search(sizes, lengths, parts, best, order, 100_000)
         assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
         assert canonical.search(sizes, lengths, parts, best - 1, order, 100_000) is None
-    found = packing.search(sizes, parts, best, 0, 1.0)
+    found = packing.search(columns(items, 1), parts, best, 0, 1.0)
     assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
-    assert packing.search(sizes, parts, best - 1, 0, 1.0) is None
+    assert packing.search(columns(items, 1), parts, best - 1, 0, 1.0) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(aligned, st.sampled_from([0, 0.5, 0.9, 0.98]), st.randoms(use_true_random=False))
+def test_a_plan_of_the_peaks_is_a_part_of_a_plan(items: list[Interval], share: float, random: random.Random):
+    given, parts = columns(items, 1), sections(items)
+    bound = max(parts.sums(given.sizes.tolist()), default=0)
+    top = peak(given, parts, share * bound)
+    steps = [step for step, alive in enumerate(live(items)) if alive > share * bound]
+    tall = [item.size and any(item.first <= step <= item.last for step in steps) for item in items]
+    assert sorted(i for group in top.groups for i in group) == [i for i, inside in enumerate(tall) if inside]
+    order = list(range(len(top.groups)))
+    random.shuffle(order)
+    around = held(given, top, greedy.place(top.items, np.array(order, np.int64)))
+    offsets = greedy.place(around, greedy.order_of("greedy by size", around))
+    assert violations(items, Plan(tuple(offsets.tolist()), 1 << 40, bound, ""), 1) == []
 
 
 def test_a_gap_that_greedy_leaves_is_closed_within_counted_work():
@@ -139,13 +226,13 @@ def test_a_gap_that_greedy_leaves_is_closed_within_counted_work():
         items.append(Interval(generator.randrange(1, 40), first, first + generator.randrange(12)))
     plans = [plan_arena(items, 1, effort) for effort in (1.0, 1.0)]
     assert plans[0] == plans[1], "work is counted, not timed"
-    sizes, first, last = (np.array(v, np.int64) for v in zip(*((i.size, i.first, i.last) for i in items)))
-    by_size = greedy.place(sizes, first, last, greedy.order_of("greedy by size", sizes, first, last))
-    assert plans[0].height < (by_size + sizes).max()
+    given = columns(items, 1)
+    by_size = greedy.place(given, greedy.order_of("greedy by size", given))
+    assert plans[0].height < (by_size + given.sizes).max()
     assert violations(items, plans[0], 1) == []
 
 
 def test_what_ends_too_high_is_placed_first():
-    sizes, first, last = (np.array(v, np.int64) for v in ([4, 3, 3], [0, 0, 2], [1, 1, 3]))
-    seen = list(greedy.place_again(sizes, first, last, np.array([2, 1, 0]), 7, 5))
-    assert (seen[-1] + sizes).max() == 7 and len(seen) <= 5
+    items = columns([Interval(4, 0, 1), Interval(3, 0, 1), Interval(3, 2, 3)], 1)
+    seen = list(greedy.place_again(items, np.array([2, 1, 0]), 7, 5))
+    assert (seen[-1] + items.sizes).max() == 7 and len(seen) <= 5
