@@ -53,6 +53,9 @@ class ExperimentalConfig(_Options):
     merge_duplicates: bool = Field(True, description="compute once what is computed several times")
     pattern_fusion_pass: bool = Field(True, description="apply fusion rules, aotair's own and registered ones")
     disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
+    plan_effort: float = Field(
+        1.0, gt=0, description="work of the searches for lower memory plans, counted: 1 is a second or so for a bucket"
+    )
     verify_rules: bool = Field(True, description="check each fusion rule on random numbers before it is trusted")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from aotair_runtime.schema import (
+    Bucket,
     Constant,
     Dim,
     EntryPoint,
@@ -26,9 +27,10 @@ from .errors import InternalError
 from .export import Exported
 from .graph.specialise import specialise
 from .graph.verify import verify
-from .plan.arena import plan_arena
+from .plan.arena import Plan, plan_arena
 from .plan.check import violations
-from .plan.lifetimes import lifetimes
+from .plan.lifetimes import Lifetimes, lifetimes
+from .plan.shared import Interface, shared_places
 from .recipe import Recipe
 from .targets import Target
 from .weights import DistinctTensors
@@ -48,14 +50,17 @@ class Built:
 def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
     """`progress` hears (buckets done, buckets in all)."""
     tables, distinct = Tables(), DistinctTensors()
+    effort = recipe.config.experimental_config.plan_effort
     names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
     names |= {p: constant.name for p, constant in exported.states.items()}
-    buckets = []
+    planned = []
     all_sizes = recipe.bucket_sizes()
     for number, sizes in enumerate(all_sizes):
         progress(number, len(all_sizes))
-        buckets.append(_bucket(exported, recipe, sizes, tables, names))
+        planned.append(_planned(exported, recipe, sizes, effort))
     progress(len(all_sizes), len(all_sizes))
+    plans = shared_places([_interface(exported, item) for item in planned], ALIGNMENT, effort)
+    buckets = [_emitted(exported, recipe, *pair, tables, names) for pair in zip(planned, plans)]
     # The first value of a state is kept aside: the original model goes on writing into its own buffer.
     by_state = {constant.name: constant.tensor.clone() for constant in exported.states.values()}
     states = tuple(
@@ -99,7 +104,18 @@ def _options(recipe: Recipe) -> Options:
     return Options(aclgraph.clone_input, aclgraph.enable_output_clone, aclgraph.disable_mempool_reuse_in_same_fx)
 
 
-def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: Tables, names: Mapping[str, str]):
+@dataclass(frozen=True)
+class _Planned:
+    """One bucket's graph, what of it needs memory, and the lowest plan found."""
+
+    sizes: tuple[int, ...]
+    where: str
+    graph: torch.fx.Graph
+    lives: Lifetimes
+    plan: Plan
+
+
+def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], effort: float) -> _Planned:
     by_dim = dict(zip(recipe.dims(), sizes, strict=True))
     shapes = {
         placeholder: tuple(by_dim.get(d, d) for d in recipe.inputs[name].shape)
@@ -111,11 +127,29 @@ def _bucket(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], tables: 
     target = Target(recipe.target.device)
     passes.apply_to_bucket(module, recipe.config, target)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
-    plan = plan_arena(lives.intervals, ALIGNMENT)
-    wrong = violations(lives.intervals, plan, ALIGNMENT)
+    return _Planned(sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))
+
+
+def _interface(exported: Exported, item: _Planned) -> Interface:
+    places = {node.name: position for position, node in enumerate(item.graph.find_nodes(op="placeholder"))}
+    homes = [item.lives.home(node) for node in item.graph.output_node().args[0]]
+    return Interface(
+        item.lives.intervals,
+        item.plan,
+        tuple(item.lives.copies.get(places[name]) for name in exported.inputs.values()),
+        tuple(home.root.index if home.root.space == Space.ARENA else None for home in homes),
+    )
+
+
+def _emitted(
+    exported: Exported, recipe: Recipe, item: _Planned, plan: Plan, tables: Tables, names: Mapping[str, str]
+) -> Bucket:
+    """The program of a bucket, once its plan has been proved."""
+    wrong = violations(item.lives.intervals, plan, ALIGNMENT)
     if wrong:
-        raise InternalError(f"{where}: the memory plan is wrong: {wrong[0]}")
-    return emit(module.graph, lives, plan, tables, names, list(exported.inputs.values()), sizes, target)
+        raise InternalError(f"{item.where}: the memory plan is wrong: {wrong[0]}")
+    target = Target(recipe.target.device)
+    return emit(item.graph, item.lives, plan, tables, names, list(exported.inputs.values()), item.sizes, target)
 
 
 def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:

@@ -75,6 +75,7 @@ class Entry:
         self._take_mutated, self._take_users = _taker(self._mutated), _taker(self._users)
         self._user_dtypes = tuple(self._dtypes[i] for i in self._users)
         self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
+        self._own: set[int] = set()  # addresses of the buffers that were handed out by `inputs`
         self._pack = packer(spec.structure)
         self._plans: OrderedDict[tuple, CallPlan] = OrderedDict()
         self._last: LastCall | None = None
@@ -109,6 +110,23 @@ class Entry:
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
         return dict(zip(leaf_names(self.spec.structure), self.flat(self._arguments((), inputs)), strict=True))
+
+    @property
+    def inputs(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By bucket, as `Model.buckets` names them, and by name: the buffers that inputs are copied to.
+
+        What a call gets in its place, the same memory with the same strides, is not copied. A call overwrites them:
+        write all of them before each one.
+        """
+        with self._lock:
+            found = {}
+            for number, bucket in enumerate(self.spec.buckets):
+                buffers = self.graphs.input_buffers(number)
+                named = {self._names[i]: tensor for i, tensor in buffers.items()}
+                found[describe(self.spec, bucket.sizes)] = named
+                self._own.update(map(_address, named.values()))
+            self._forget_plans()
+            return found
 
     def capture(self, number: int) -> None:
         """Capture a bucket ahead of its first call; one with mutated inputs has to wait for their addresses."""
@@ -222,7 +240,8 @@ class Entry:
         addresses = list(map(_address, mutated))
         static = self._settings.clone_input is False and self._is_static(shapes, users)
         contiguous = all(map(_is_contiguous, mutated))
-        key = (static, contiguous, *addresses, *shapes)
+        own = tuple([(i, tensors[i].stride()) for i in self._users if self._own and _address(tensors[i]) in self._own])
+        key = (static, own, contiguous, *addresses, *shapes)
         plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else ())
         self.graphs.used(plan.number, plan.captured)
         last = LastCall(
@@ -231,7 +250,7 @@ class Entry:
             [tensor.shape for tensor in users],
             plan,
             [self._watch(t) for t in mutated],
-            None if self._settings.clone_input else list(map(_address, users)),
+            None if self._settings.clone_input and not self._own else list(map(_address, users)),
         )
         self._last = last
         return last
@@ -260,23 +279,24 @@ class Entry:
         self._check_mutated(tensors, bucket)
         in_place = {i: tensors[i] for i in (*self._mutated, *self._usable_in_place(bucket, sizes, static))}
         captured = self.graphs.get(number, in_place)
-        copied = tuple(i for i in range(len(tensors)) if i not in in_place)
-        buffers = {i: captured.buffers[i] for i in copied}
+        buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place}
+        parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
+        copied = tuple(i for i, part in parts.items() if not _same_place(part, tensors[i]))
         plan = CallPlan(
             number,
             self.graphs.pools[number],
             captured,
             copied,
             copied == self._users,
-            [_part(buffers[i], tensors[i].shape) for i in copied],
-            [fill for i in copied for fill in self._fills(i, buffers[i], tensors[i].shape)],
+            [parts[i] for i in copied],
+            [fill for i in buffers for fill in self._fills(i, buffers[i], tensors[i].shape)],
             [
                 None if output is None else _part(output, [evaluate(expr, sizes) for expr in spec.shape])
                 for output, spec in zip(captured.outputs, self.spec.outputs)
             ],
             None in captured.outputs,
-            sum(tensors[i].numel() for i in copied),
-            sum(buffers[i].numel() for i in copied),
+            sum(tensors[i].numel() for i in buffers),
+            sum(buffer.numel() for buffer in buffers.values()),
         )
         self._plans[key] = plan
         if len(self._plans) > _PLANS:
@@ -335,6 +355,10 @@ class Entry:
 
 def _lie_at(addresses: list[int], tensors: Sequence[torch.Tensor]) -> bool:
     return list(map(_address, tensors)) == addresses and all(map(_is_contiguous, tensors))
+
+
+def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _taker(positions: Sequence[int]) -> Callable[[Sequence], Sequence]:

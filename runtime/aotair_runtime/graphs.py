@@ -10,7 +10,7 @@ from .buckets import describe
 from .budget import check_budget, cost, raise_out_of_memory
 from .devices import Device, Graph, Space, Usage
 from .errors import CaptureError, ClosedError
-from .executor import Memory, bind
+from .executor import Memory, Tensors, bind
 from .pool import Pool
 from .promise import Promise
 from .schema import EntryPoint, Placement, Program
@@ -97,6 +97,15 @@ class Graphs:
                 raise
             self._count(number, key)
         return kept[key]
+
+    def input_buffers(self, number: int) -> dict[int, torch.Tensor]:
+        """Where the inputs of a bucket are copied to, by position."""
+        if self._closed:
+            raise ClosedError("the model was closed", fix="load it again")
+        bucket = self.spec.buckets[number]
+        memory = Memory(self.pools[number].space, self.parts.constants, self.parts.states, {})
+        tensors = Tensors(self.parts.program, bucket, memory)
+        return {i: tensors[bucket.inputs[i]] for i, offset in enumerate(bucket.input_offsets) if offset >= 0}
 
     def used(self, number: int, captured: Captured) -> None:
         """Remember that this graph was the last one used of its bucket."""

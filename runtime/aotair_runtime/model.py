@@ -155,6 +155,12 @@ class Model:
         return {e.name: tuple(describe(e, b.sizes) for b in e.buckets) for e in self.program.entry_points}
 
     @property
+    def inputs(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By bucket, as `buckets` names them, and by name: the buffers that inputs are copied to. What is written
+        there and passed to a call is not copied; the call overwrites it. In most artifacts all buckets share them."""
+        return (self._only or self._main).inputs
+
+    @property
     def state(self) -> dict[str, torch.Tensor]:
         """The buffers that the model mutates, by name: the memory itself, not a copy."""
         return {state.name: tensor for state, tensor in zip(self.program.state, self._parts.states)}
