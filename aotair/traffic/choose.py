@@ -15,7 +15,7 @@ _LARGEST = 1 << 60  # elements that can be counted
 _NEVER = 1 << 61
 _PRICES = 240_000_000  # pairs looked at for the bounds: half for the largest number of buckets
 _IMPROVED = 60_000_000  # requests looked at while sets of the bounds' corners are improved
-_SETTLED = 12.0  # CP-SAT's deterministic seconds: half for the largest number of buckets
+_SETTLED = 20.0  # CP-SAT's deterministic seconds: half for the largest number of buckets
 
 
 def choose(trace: Trace, paddable: Sequence[bool], most: int, ceiling: int | None = None) -> list[Pick | None]:

@@ -55,6 +55,7 @@ def _search(relaxed: Relaxed, dual: Dual, kept, fits, cost: int, effort: float):
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
+    solver.parameters.linearization_level = 2  # the relaxation does most of the work
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

@@ -202,9 +202,11 @@ def test_the_command_from_trace_to_recipe(tmp_path: Path):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("buckets:  # ours\r\n    batch: [1]\r\n    seq: [4, 8]\r\n\r\n# end\r\n", "buckets:  # ours\r\n    batch: [2]\r\n    seq: [3, 5]\r\n\r\n# end\r\n"),
+        ("buckets:  # ours\r\n    batch: [1]\r\n    seq: [4, 8]\r\n\r\n# end\r\n",
+         "buckets:  # ours\r\n    batch: [2]\r\n    seq: [3, 5]\r\n\r\n# end\r\n"),
         ("buckets: {batch: [1], seq: [4]}  # ours", "buckets: {batch: [2], seq: [3, 5]}  # ours"),
-        ("buckets:\n- batch: 1\n  seq: 4\n- {batch: 2, seq: 4}\nconfig: {}", "buckets:\n  batch: [2]\n  seq: [3, 5]\nconfig: {}"),
+        ("buckets:\n- batch: 1\n  seq: 4\n- {batch: 2, seq: 4}\nconfig: {}",
+         "buckets:\n  batch: [2]\n  seq: [3, 5]\nconfig: {}"),
         ('buckets:\n  - {batch: 1, seq: 4}\n\n"verify": {}', 'buckets:\n  batch: [2]\n  seq: [3, 5]\n\n"verify": {}'),
     ],
 )  # fmt: skip
@@ -217,7 +219,7 @@ def test_only_the_block_is_replaced(before: str, after: str):
     "block",
     [
         "buckets:\n  batch: [1]  # one\n  seq: [4]\n",
-        "buckets: &b {batch: [1], seq: [4]}\n",
+        "buckets: &b {batch: [1], seq: [4]}\nconfig: *b\n",
         "buckets:\n  batch: &n [1]\n  seq: *n\nbuckets: {batch: [1], seq: [1]}\n",
         "buckets:\n  batch: &n [1]\n  seq: [4]\nverify: {seed: 0}\nconfig: {}\nfusion: *n\n",
     ],
