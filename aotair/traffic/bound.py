@@ -17,7 +17,7 @@ import numpy as np
 from .corners import corners, lines
 from .points import Points, volume
 
-_CORNERS = 40_000
+_CORNERS = 3_500
 _PAIRS = 800_000  # requests and corners that hold them at less than the highest price
 _RAW = 10_000_000  # pairs that are looked at to find these
 _PATIENCE = 12  # steps without a better bound before they become shorter
