@@ -53,6 +53,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.device
 	$(BIN)/python -m benchmarks.passes
 	$(BIN)/python -m benchmarks.fusion
+	$(BIN)/python -m benchmarks.buckets
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

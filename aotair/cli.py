@@ -136,6 +136,30 @@ def _program(what: Path, quiet: bool):
 
 
 @main.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--recipe", type=click.Path(path_type=Path), required=True, help="The recipe whose buckets to choose.")
+@click.option("--most", type=click.IntRange(1, 1024), default=16, show_default=True, help="Buckets at the most.")
+@click.option("--captures", type=click.IntRange(1), metavar="N", help="Captures that the device has for the model.")
+@click.option("--memory", type=click.IntRange(1), metavar="BYTES", help="Arena at the most; needs --artifact.")
+@click.option(
+    "--artifact", type=click.Path(path_type=Path), help="Built from the recipe: what buckets take, estimated."
+)
+@click.option("--build-seconds", type=float, metavar="S", help="Build time at the most; needs --seconds-per-bucket.")
+@click.option("--seconds-per-bucket", type=float, metavar="S", help="What a build spends on one bucket.")
+@click.option("--write", is_flag=True, help="Write them into RECIPE; all else in the file stays.")
+@_JSON
+def buckets(trace: Path, recipe: Path, write: bool, as_json: bool, **limits) -> None:
+    """Choose the buckets that pad least for the shapes in TRACE: JSON lines or CSV, a key for each dimension, count."""
+    from .report.buckets import Wanted, chosen, written
+
+    found = chosen(trace, recipe, Wanted(**limits))
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+    if write:
+        written(recipe, found)
+        click.echo(f"wrote {recipe}", err=True)
+
+
+@main.command()
 @click.argument("factory")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
 def init(factory: str, out: Path | None) -> None:
