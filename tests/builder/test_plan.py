@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotair.plan import canonical, greedy, packing
-from aotair.plan.arena import Interval, Plan, largest_live_sum, plan_arena
+from aotair.plan.arena import Interval, Plan, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
 from aotair.plan.peaks import held, peak
@@ -70,7 +70,7 @@ def test_lifetimes_include_both_ends():
     apart = [Interval(10, 0, 3), Interval(10, 4, 5)]
     assert plan_arena(touching, 1).height == 20
     assert plan_arena(apart, 1).height == 10
-    assert largest_live_sum(touching, [10, 10]) == 20
+    assert plan_arena(touching, 1).lower_bound == 20
 
 
 def test_nothing_needs_nothing():
