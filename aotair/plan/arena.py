@@ -16,7 +16,7 @@ from .sections import Sections, sections
 __all__ = ["Interval", "Plan", "plan_arena"]
 
 _MOST = 1000  # intervals that the searches are tried on
-_LEVELS = (0.98, 0.95, 0.9, 0)  # of the bound: what lives where more is alive is a peak; at last, all
+_LEVELS = (0.98, 0.95, 0.9, 0.8, 0.6, 0)  # of the bound: what lives where more is alive is a peak; at last, all
 _WORK = (
     5_000_000  # how many cells (an interval in a section) the canonical search looks at, for each order, at effort 1
 )
@@ -63,7 +63,7 @@ def _plans(items: Columns, parts: Sections, bound: int, effort: float) -> Iterat
     height = math.inf
     for name, offsets in itertools.chain(
         ((name, next(plans)) for name, plans in mended.items()),
-        _peaks_first(items, parts, bound, min(rounds, 5), effort),
+        _peaks_first(items, parts, bound, min(rounds, 3), effort),
         ((name, offsets) for name, plans in mended.items() for offsets in plans),
     ):
         plan = _plan(offsets, items, bound, name)
@@ -76,7 +76,11 @@ def _plans(items: Columns, parts: Sections, bound: int, effort: float) -> Iterat
 def _peaks_first(
     items: Columns, parts: Sections, bound: int, rounds: int, effort: float
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """What lives where most is alive by a search, at the bound's height, and the rest greedily around it."""
+    """What lives where most is alive by a search, at the bound's height, and the rest greedily around it.
+
+    The search may cost more where the placements do.
+    """
+    effort *= max(1, len(items.sizes) / _MOST)
     for level in _LEVELS:
         top = peak(items, parts, level * bound)
         if not 0 < len(top.groups) <= _MOST:
