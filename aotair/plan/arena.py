@@ -17,9 +17,7 @@ __all__ = ["Interval", "Plan", "plan_arena"]
 
 _MOST = 1000  # intervals that the searches are tried on
 _LEVELS = (0.98, 0.95, 0.9, 0.8, 0.6, 0)  # of the bound: what lives where more is alive is a peak; at last, all
-_WORK = (
-    5_000_000  # how many cells (an interval in a section) the canonical search looks at, for each order, at effort 1
-)
+_WORK = 5_000_000  # cells (an interval in a section) that the canonical search looks at, for each order, at effort 1
 _STEP = 3_000  # what a step costs besides, in cells
 _PACKING = 0.01  # deterministic seconds of CP-SAT, for each seed, at effort 1
 _SEEDS = (0, 2)
