@@ -33,9 +33,10 @@ test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs
 	$(BIN)/python -m pytest
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime
 
-fuzz: $(INSTALLED) ## random graphs: 2,000 through the line, 200 near each fusion rule, 600 on the simulated NPU (20 minutes)
+fuzz: $(INSTALLED) ## random graphs: 2,000 through the line, 200 near each fusion rule, 5,000 memory plans, 600 on the simulated NPU (20 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
 	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
+	$(BIN)/python -m pytest -rP tests/builder/test_plan_check.py --graphs 5000
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py --graphs 600
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
@@ -54,6 +55,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.passes
 	$(BIN)/python -m benchmarks.fusion
 	$(BIN)/python -m benchmarks.buckets
+	$(BIN)/python -m benchmarks.planning_time
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

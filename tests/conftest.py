@@ -31,7 +31,7 @@ warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the new text into the golden files")
-    parser.addoption("--graphs", type=int, help="how many random graphs to try  [200, on the simulated NPU 80]")
+    parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [200, on the simulated NPU 80]")
     parser.addoption("--devices", default=",".join(present()), help="where to run the runtime's tests  [all present]")
 
 

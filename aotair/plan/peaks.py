@@ -25,10 +25,11 @@ class Peak:
 def peak(items: Columns, parts: Sections, level: float) -> Peak:
     """The intervals that live where more than `level` is alive; each group lists the longest first.
 
-    What is fixed, or has an alignment of its own, stays a group of one.
+    What is fixed belongs to it wherever it lives: those of the peak may live longer, and meet it. It, and what has an
+    alignment of its own, stays a group of one.
     """
     crowded = np.concatenate(([0], np.cumsum(np.array(parts.sums(items.sizes.tolist())) > level)))
-    touching = (crowded[list(parts.high)] > crowded[list(parts.low)]) & (items.sizes > 0)
+    touching = ((crowded[list(parts.high)] > crowded[list(parts.low)]) | (items.fixed >= 0)) & (items.sizes > 0)
     members = np.flatnonzero(touching)[np.lexsort((items.first[touching] - items.last[touching],))].tolist()
     inner = sections([Interval(0, int(items.first[i]), int(items.last[i])) for i in members])
     alone = (items.fixed >= 0) | (items.alignments > items.alignment)

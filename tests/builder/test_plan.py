@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotair.plan import canonical, greedy, packing
-from aotair.plan.arena import Interval, Plan, largest_live_sum, plan_arena
+from aotair.plan.arena import Interval, Plan, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
 from aotair.plan.peaks import held, peak
@@ -70,7 +70,7 @@ def test_lifetimes_include_both_ends():
     apart = [Interval(10, 0, 3), Interval(10, 4, 5)]
     assert plan_arena(touching, 1).height == 20
     assert plan_arena(apart, 1).height == 10
-    assert largest_live_sum(touching, [10, 10]) == 20
+    assert plan_arena(touching, 1).lower_bound == 20
 
 
 def test_nothing_needs_nothing():
@@ -137,6 +137,16 @@ def test_broken_promises_are_found():
     assert violations(items, plan_arena(items, 1), 1) == []
     assert "has to lie at 16" in violations(items, Plan((40, 0), 48, 24, ""), 1)[0]
     assert "its own 32" in violations(items, Plan((16, 24), 32, 24, ""), 1)[0]
+
+
+def test_what_is_fixed_beside_the_peak_is_not_laid_over():
+    """One that lives at the peak lives on until something fixed comes that does not."""
+    rows = [
+        (256, 0, 1, 64), (256, 0, 1, 320), (32, 0, 9, 0), (256, 1, 2, None), (256, 1, 11, 576), (512, 2, 3, None),
+        (256, 3, 9, None), (16, 6, 11, 832), (128, 7, 8, None), (64, 8, 11, 896), (16, 8, 11, 960), (64, 10, 11, 1024),
+    ]  # fmt: skip
+    items = [Interval(*row) for row in rows]
+    assert not violations(items, plan_arena(items, 64), 64)
 
 
 def test_the_search_keeps_what_is_fixed_and_aligned():

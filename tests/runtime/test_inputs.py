@@ -60,8 +60,6 @@ def test_all_buckets_share_their_buffers_where_it_costs_nothing(node):
     model = node.load("encoder")
     addresses = {name: {b[name].data_ptr() for b in model.inputs.values()} for name in ("ids", "mask")}
     assert all(len(found) == 1 for found in addresses.values())
-    outputs = {bucket.tensors[bucket.outputs[0]].offset for bucket in model.program.entry_points[0].buckets}
-    assert len(outputs) == 1
     report = model.memory()
     assert all(bucket.promised == bucket.lower_bound for bucket in report.buckets)
 
