@@ -55,6 +55,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.passes
 	$(BIN)/python -m benchmarks.fusion
 	$(BIN)/python -m benchmarks.buckets
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.planning_time
 
 clean: ## remove what was built, and the environment

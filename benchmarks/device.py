@@ -29,7 +29,7 @@ def main() -> None:
     given = parser.parse_args()
     environment = dict(os.environ)
     if given.device == "npu":
-        environment = _simulated()
+        environment = simulated()
     print("Building the artifacts, in a process without the device's package …", flush=True)
     paths = {layers: _artifact(given.device, layers, given.rebuild) for layers in (4, 24)}
     node = _Node(given.device, environment, given.processes)
@@ -67,17 +67,17 @@ class _Node:
 
 
 def _rows(node: _Node, paths: dict[int, Path], encoder: Path) -> list[Row]:
-    simulated = node.device == "npu"
-    starts = [("aotair_start", 24, paths[24])] + ([("torchair_start", 24)] if simulated else [])
+    with_peer = node.device == "npu"
+    starts = [("aotair_start", 24, paths[24])] + ([("torchair_start", 24)] if with_peer else [])
     start, *peer = node.medians(*starts)
     alone = node.run("aotair_alone", 24, paths[24])
     hosts = [("aotair_host", 24, paths[24]), ("aotair_host", 4, paths[4]), ("floor", 0)]
-    hosts += [("torchair_host", 24), ("torchair_host", 4)] if simulated else []
+    hosts += [("torchair_host", 24), ("torchair_host", 4)] if with_peer else []
     many, few, floor, *peers = node.medians(*hosts)
     threads = node.run("aotair_threads", 0, encoder)
-    text = [f"TorchAir {peer[0]['seconds']:.1f} s", f"TorchAir {peer[0]['reserved']:,.0f}"] if simulated else ["", ""]
+    text = [f"TorchAir {peer[0]['seconds']:.1f} s", f"TorchAir {peer[0]['reserved']:,.0f}"] if with_peer else ["", ""]
     host = [f"TorchAir {p['us']:.0f}, floor {floor['us']:.1f}" for p in peers] or [f"floor {floor['us']:.1f}"] * 2
-    bound = peer[0]["seconds"] / 10 if simulated else float("inf")
+    bound = peer[0]["seconds"] / 10 if with_peer else float("inf")
     rows = [
         Row("model ready to all five buckets answered once", bound, start["seconds"], "s", text[0]),
         Row("largest error against the original", 1e-3, start["error"], "", ""),
@@ -87,7 +87,7 @@ def _rows(node: _Node, paths: dict[int, Path], encoder: Path) -> list[Row]:
         Row("wrong answers of 10,000 replays in 4 threads", 0, threads["wrong"]),
         Row("bytes grown by them", 0, threads["grown"], "B"),
     ]
-    if simulated:
+    if with_peer:
         rows.insert(5, Row("bytes reserved in the pool", peer[0]["reserved"], start["reserved"], "B", text[1]))
     return rows
 
@@ -95,7 +95,7 @@ def _rows(node: _Node, paths: dict[int, Path], encoder: Path) -> list[Row]:
 # ---- what has to be there --------------------------------------------------------------------------------------------
 
 
-def _simulated() -> dict[str, str]:
+def simulated() -> dict[str, str]:
     """The environment of a process with the simulated NPU, installed where it is not yet."""
     sys.path.insert(0, str(SIMULATOR))
     import run
@@ -111,7 +111,7 @@ def _simulated() -> dict[str, str]:
 def _artifact(device: str, layers: int, rebuild: bool) -> Path:
     from .decoder import recipe
 
-    return _built(recipe(layers, device), BUILD / f"decoder{layers}.{device}.aotair", rebuild)
+    return built(recipe(layers, device), BUILD / f"decoder{layers}.{device}.aotair", rebuild)
 
 
 def _encoder(device: str, rebuild: bool) -> Path:
@@ -125,10 +125,11 @@ def _encoder(device: str, rebuild: bool) -> Path:
         },
         "buckets": {"batch": [1, 4], "seq": [4, 8, 16]},
     }
-    return _built(recipe, BUILD / f"encoder.{device}.aotair", rebuild)
+    return built(recipe, BUILD / f"encoder.{device}.aotair", rebuild)
 
 
-def _built(recipe: dict, path: Path, rebuild: bool) -> Path:
+def built(recipe: dict, path: Path, rebuild: bool) -> Path:
+    """The artifact of a recipe at `path`, built where there is none or it is to be built again."""
     if rebuild or not path.exists():
         import aotair
 

@@ -11,6 +11,7 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -25,7 +26,7 @@ def api():
 
 
 def device() -> torch.device:
-    return torch.device(DEVICE, 0)
+    return torch.device("cpu") if DEVICE == "cpu" else torch.device(DEVICE, 0)
 
 
 def suppressed():
@@ -166,6 +167,51 @@ def aotair_threads(_layers: int, path: str) -> dict:
         thread.join()
     api().synchronize()
     return {"wrong": len(wrong), "grown": api().memory_reserved() - before, "calls": model.stats().calls - len(calls)}
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _memory(layers: int, path: str, batches: list[int]) -> dict:
+    """Promised and taken bytes after a call of each of these buckets; the caches are the caller's."""
+    import aotair
+
+    on_device = DEVICE != "cpu"
+    calls = [call_inputs(layers, batch, device()) for batch in batches]
+    before = api().memory_reserved() if on_device else 0
+    model = aotair.load(path, device=DEVICE)
+    for given in calls:
+        model(*given)
+    most = api().max_memory_reserved() - before if on_device else 0
+    memory = model.memory()
+    found = {"arena": memory.arena, "allocated": memory.arena_allocated, "addressed": memory.arena_addressed}
+    return found | {"pool": memory.pools[0].reserved, "peak": model.promise.peak, "most": most}
+
+
+def memory_all(layers: int, path: str) -> dict:
+    from aotair_runtime.artifact import read_program
+
+    batches = [bucket.sizes[0] for bucket in read_program(Path(path)).entry_points[0].buckets]
+    return _memory(layers, path, batches) | {"eager": _eager(layers, max(batches)) if DEVICE != "cpu" else 0}
+
+
+def memory_largest(layers: int, path: str) -> dict:
+    from aotair_runtime.artifact import read_program
+
+    batches = [bucket.sizes[0] for bucket in read_program(Path(path)).entry_points[0].buckets]
+    return _memory(layers, path, [max(batches)])
+
+
+def _eager(layers: int, batch: int) -> int:
+    """What the original model's own run takes of the allocator, beside its weights and caches."""
+    model, given = make(layers).to(device()), call_inputs(layers, batch, device())
+    api().synchronize()
+    api().empty_cache()
+    api().reset_peak_memory_stats()
+    before = api().memory_allocated()
+    with torch.no_grad():
+        model(*given)
+    return api().max_memory_allocated() - before
 
 
 # ---- stock TorchAir -------------------------------------------------------------------------------------------------

@@ -97,17 +97,18 @@ class Promise:
         cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
         return table(["memory", "promised", "reserved at most"], cells)
 
-    def by_bucket(self) -> str:
-        """A table of what each bucket needs."""
+    def by_bucket(self, most: int | None = None) -> str:
+        """A table of what each bucket needs, or only the `most` largest."""
         head = ["bucket", "arena bytes", "lower bound", "over", "beside the arena", "inputs", "outputs"]
         rows = [
             [n.name, f"{n.height:,}", f"{n.lower_bound:,}", f"{n.height / max(1, n.lower_bound) - 1:.2%}",
              f"{n.fresh:,}", f"{n.inputs:,}", f"{n.outputs:,}"]
-            for n in self.needs
+            for n in (self.needs if most is None else sorted(self.needs, key=lambda n: -n.reserved)[:most])
         ]  # fmt: skip
         return table(head, rows)
 
 
+_SHOWN = 8  # buckets in a message
 _ALWAYS = ("weights", "state", "arena")
 
 
@@ -253,5 +254,6 @@ def _round_up(size: int, step: int) -> int:
 
 
 def indented(promised: Promise) -> str:
-    """The table, for the inside of a message."""
-    return "\n".join(f"    {line}" for line in str(promised).splitlines())
+    """The table, and that of the largest buckets, for the inside of a message."""
+    text = f"{promised}\n{promised.by_bucket(_SHOWN)}"
+    return "\n".join(f"    {line}" for line in text.splitlines())
