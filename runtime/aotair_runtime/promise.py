@@ -47,8 +47,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Need:
-    """What one bucket needs of the pool in bytes: its plan's height, what its instructions allocate beside it, what
-    the allocator reserves for both, and how much of the plan holds copies of inputs and what it returns."""
+    """What one bucket needs in bytes: its plan's height, what its instructions allocate beside it, what the allocator
+    reserves for both, how much of the plan holds copies of inputs and what it returns, and what it takes to warm up."""
 
     entry: str
     bucket: str
@@ -58,6 +58,7 @@ class Need:
     reserved: int
     inputs: int
     outputs: int
+    warm_up: int
 
     @property
     def name(self) -> str:
@@ -71,7 +72,11 @@ class Promise:
     kind: str
     items: tuple[Item, ...]
     needs: tuple[Need, ...]
-    warm_up: int
+
+    @property
+    def warm_up(self) -> int:
+        """One bucket after the other."""
+        return max(need.warm_up for need in self.needs)
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +92,8 @@ class Promise:
         return self.reserved + segment(self.kind, self.warm_up)
 
     def as_dict(self) -> dict:
-        return {**asdict(self), "nbytes": self.nbytes, "reserved": self.reserved, "peak": self.peak}
+        totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "peak": self.peak}
+        return {**asdict(self), **totals}
 
     def __str__(self) -> str:
         rows = [[i.name, i.nbytes, i.reserved] for i in self.items if i.nbytes or i.name in _ALWAYS]
@@ -134,7 +140,7 @@ def promise(program: Program, terms: Terms) -> Promise:
         Item("outputs kept by the caller, one call's", outputs, segment(kind, outputs)),
         Item("reserve for the device", *2 * (program.reserve.device,)),
     )
-    return Promise(kind, items, needs, 0 if kind == "cpu" else _warm_up(program))
+    return Promise(kind, items, needs)
 
 
 def segment(kind: str, nbytes: int) -> int:
@@ -165,17 +171,18 @@ def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None
 
 def what_fits(promised: Promise, limit: int) -> str:
     """Which buckets to leave out, or to make smaller by how much, so that the rest takes at most `limit` bytes."""
-    pool = max(need.reserved for need in promised.needs)
-    rest = promised.peak - pool
-    kept = [need for need in promised.needs if rest + need.reserved <= limit]
+    kind = promised.kind
+    takes = {need: need.reserved + segment(kind, need.warm_up) for need in promised.needs}
+    rest = promised.reserved - max(need.reserved for need in promised.needs)
+    kept = [need for need in promised.needs if rest + takes[need] <= limit]
     if not kept:
-        over = rest + min(need.reserved for need in promised.needs) - limit
+        over = rest + min(takes.values()) - limit
         return f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller " \
             "model, narrower dtypes or a larger device"  # fmt: skip
-    dropped = sorted((n for n in promised.needs if n not in kept), key=lambda need: need.reserved)
+    dropped = sorted((need for need in promised.needs if need not in kept), key=takes.__getitem__)
     names = "; ".join(need.name for need in dropped[:4]) + (f" and {len(dropped) - 4} more" if dropped[4:] else "")
-    least = f"or make {dropped[-1].name} {rest + dropped[-1].reserved - limit:,} bytes smaller"
-    after = rest + max(need.reserved for need in kept)
+    least = f"or make {dropped[-1].name} {rest + takes[dropped[-1]] - limit:,} bytes smaller"
+    after = rest + max(need.reserved for need in kept) + max(segment(kind, need.warm_up) for need in kept)
     return f"build without the bucket {names}: it takes {after:,} bytes then; {least} (a smaller batch or length)"
 
 
@@ -193,6 +200,7 @@ def _needs(program: Program, kind: str) -> Iterator[Need]:
                 segment(kind, height) + segment(kind, fresh),
                 sum(_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in copies),
                 sum(_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs),
+                0 if kind == "cpu" else _warm_up(program, bucket),
             )
 
 
@@ -208,15 +216,11 @@ def _together(kind: str, constants: Sequence[Constant]) -> int:
     return sum(_round_up(_layout_bytes(constant), step) for constant in constants)
 
 
-def _warm_up(program: Program) -> int:
+def _warm_up(program: Program, bucket: Bucket) -> int:
     """What the first run of the instructions takes beside the rest: results of ops without an out variant, outside of
     the pool, and a copy of what lives on and is written."""
-    most = 0
-    for entry in program.entry_points:
-        for bucket in entry.buckets:
-            copies = [_written_bytes(program, bucket, program.instructions[number]) for number in set(bucket.code)]
-            most = max(most, max(copies, default=0) + fresh_bytes(bucket))
-    return most
+    copies = [_written_bytes(program, bucket, program.instructions[number]) for number in set(bucket.code)]
+    return max(copies, default=0) + fresh_bytes(bucket)
 
 
 def _written_bytes(program: Program, bucket: Bucket, item: Instruction) -> int:

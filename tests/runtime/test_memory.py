@@ -88,7 +88,7 @@ def test_what_would_make_it_fit(node):
     limit = promised.peak - sizes[-1] + sizes[1]
     with pytest.raises(MemoryBudgetError) as caught:
         refuse_beyond(promised, limit, "a test", "here")
-    text = str(caught.value)
+    text = caught.value.fix
     named = [need for need in promised.needs if need.name in text]
     assert named and all(need.reserved > sizes[1] for need in named)
     assert f"it takes {limit:,} bytes then" in text and f"{sizes[-1] - sizes[1]:,} bytes smaller" in text
