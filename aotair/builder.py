@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from aotair_runtime.artifact import open_artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.golden import replay_golden
@@ -13,7 +15,7 @@ from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
 from .errors import ProofError
-from .export import export
+from .export import Exported, export, share_states
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
@@ -115,12 +117,11 @@ def build_with_summary(
             model, rules = load_model(recipe), load_rules(recipe)
             quantised = quantize(model, recipe)
         with clock.stage("export"):
-            exported = export(model, recipe)
-            observer.stage("export", exported.module)
-            nodes_before = len(exported.module.graph.nodes)
+            exported = _exported(model, recipe, observer)
+            nodes_before = _nodes(exported)
         with clock.stage("passes"):
-            passes.apply(exported.module, with_functions(recipe), observer, bisection.stop_after, rules)
-            nodes_after = len(exported.module.graph.nodes)
+            _apply_passes(exported, recipe, observer, rules, bisection.stop_after)
+            nodes_after = _nodes(exported)
             explained = _explained(observer, rules)
         with clock.stage("buckets"):
             built = build_program(exported, recipe, listener.bucket)
@@ -166,9 +167,9 @@ def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -
         model, rules = load_model(recipe), load_rules(recipe)
         quantize(model, recipe)
     with clock.stage("export"):
-        exported = export(model, recipe)
+        exported = _exported(model, recipe, observer)
     with clock.stage("passes"):
-        passes.apply(exported.module, with_functions(recipe), observer, rules=rules)
+        _apply_passes(exported, recipe, observer, rules)
     with clock.stage("buckets"):
         return build_program(exported, recipe, listener.bucket).program
 
@@ -186,10 +187,34 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
         model, rules = load_model(recipe), load_rules(recipe)
         quantize(model, recipe)
     with clock.stage("export"):
-        exported = export(model, recipe)
+        exported = _exported(model, recipe, observer)
     with clock.stage("passes"):
-        passes.apply(exported.module, with_functions(recipe), observer, rules=rules)
+        _apply_passes(exported, recipe, observer, rules)
     return _explained(observer, rules)
+
+
+def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
+    """A graph for each entry point."""
+    exported = share_states([export(model, one) for one in recipe.entries()])
+    for one in exported:
+        observer.stage("export", one.module)
+    return exported
+
+
+def _apply_passes(
+    exported: Sequence[Exported],
+    recipe: Recipe,
+    observer: Observer,
+    rules: Sequence[fusion.Rule],
+    stop_after: str | None = None,
+) -> None:
+    config = with_functions(recipe)
+    for one in exported:
+        passes.apply(one.module, config, observer, stop_after, rules)
+
+
+def _nodes(exported: Sequence[Exported]) -> int:
+    return sum(len(one.module.graph.nodes) for one in exported)
 
 
 def _explained(observer: Observer, rules: Sequence[fusion.Rule]) -> Explained:

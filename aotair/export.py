@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sympy
@@ -23,6 +23,7 @@ from .errors import ExportError, UnsupportedError
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
+from .original import calling
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
 
@@ -74,12 +75,29 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with _quiet_torch(), torch.no_grad():
+        with _quiet_torch(), torch.no_grad(), calling(model, recipe.method):
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
         raise _explain(error, recipe) from error
     return _classify(program, recipe)
+
+
+def share_states(exported: Sequence[Exported]) -> list[Exported]:
+    """The same graphs, with what one of them mutates a state in all: another may only read it."""
+    states = {_identity(constant): constant for one in exported for constant in one.states.values()}
+    found = []
+    for one in exported:
+        moved = {p: states[_identity(c)] for p, c in one.constants.items() if _identity(c) in states}
+        constants = {placeholder: c for placeholder, c in one.constants.items() if placeholder not in moved}
+        found.append(replace(one, constants=constants, states={**one.states, **moved}))
+    return found
+
+
+def _identity(constant: Constant) -> tuple:
+    """What tells a tensor from others: where it lies, if it has any bytes, and its name otherwise."""
+    tensor = constant.tensor
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if tensor.nbytes else (constant.name,)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.utils import _pytree
@@ -8,16 +9,40 @@ from torch.utils import _pytree
 from .recipe import Recipe
 
 
+@contextlib.contextmanager
+def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
+    """Within the block, a call of `model` is one of its `method`, hooks included."""
+    had = model.__dict__.get("forward")
+    if method != "forward":
+        model.forward = getattr(model, method)
+    try:
+        yield model
+    finally:
+        if method != "forward" and had is None:
+            del model.forward
+        elif method != "forward":
+            model.forward = had
+
+
 class Original:
+    """One entry point of the model."""
+
     def __init__(self, model: torch.nn.Module, recipe: Recipe):
-        self._model, self._names = model, tuple(recipe.inputs)
+        self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
-    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The model's tensors in the order of its output's leaves; `inputs` that it mutates are written into."""
+    def __call__(
+        self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """The model's tensors in the order of its output's leaves; `inputs` that it mutates are written into.
+
+        Its buffers have their first values before, but for those that `states` gives others.
+        """
         self.reset()
-        with torch.no_grad():
-            result = self._model(**{name: inputs[name] for name in self._names})
+        for name, value in (states or {}).items():
+            self.buffers()[name].copy_(value)
+        with torch.no_grad(), calling(self._model, self._method) as model:
+            result = model(**{name: inputs[name] for name in self._names})
         return [leaf.clone() for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     def reset(self) -> None:

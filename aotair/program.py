@@ -1,6 +1,6 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,22 +47,21 @@ class Built:
     weights: Mapping[str, torch.Tensor]
 
 
-def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
-    """`progress` hears (buckets done, buckets in all)."""
+def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
+    """`exported` has a graph for each of the recipe's entry points; `progress` hears (buckets done, buckets in all)."""
     tables, distinct = Tables(), DistinctTensors()
-    effort = recipe.config.experimental_config.plan_effort
-    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
-    names |= {p: constant.name for p, constant in exported.states.items()}
-    planned = []
-    all_sizes = recipe.bucket_sizes()
-    for number, sizes in enumerate(all_sizes):
-        progress(number, len(all_sizes))
-        planned.append(_planned(exported, recipe, sizes, effort))
-    progress(len(all_sizes), len(all_sizes))
-    plans = shared_places([_interface(exported, item) for item in planned], ALIGNMENT, effort)
-    buckets = [_emitted(exported, recipe, *pair, tables, names) for pair in zip(planned, plans)]
+    total = sum(len(one.bucket_sizes()) for one in recipe.entries())
+    entries, done = [], 0
+    for graph, one in zip(exported, recipe.entries(), strict=True):
+        planned = []
+        for sizes in one.bucket_sizes():
+            progress(done, total)
+            planned.append(_planned(graph, one, sizes))
+            done += 1
+        entries.append(_entry_point(graph, one, _emitted(graph, one, planned, tables, distinct)))
+    progress(total, total)
     # The first value of a state is kept aside: the original model goes on writing into its own buffer.
-    by_state = {constant.name: constant.tensor.clone() for constant in exported.states.values()}
+    by_state = {c.name: c.tensor.clone() for graph in exported for c in graph.states.values()}
     states = tuple(
         State(name, tables.constants.number(distinct.name_of(name, by_state[name]))) for name in tables.states.values()
     )
@@ -77,8 +76,8 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         ops=tuple(tables.ops.values()),
         layouts=tuple(tables.layouts.values()),
         instructions=tuple(tables.instructions.values()),
-        entry_points=(_entry_point(exported, recipe, tuple(buckets)),),
-        arena=max(bucket.height for bucket in buckets),
+        entry_points=tuple(entries),
+        arena=max(bucket.height for entry in entries for bucket in entry.buckets),
         alignment=ALIGNMENT,
         files=(),
         reserve=Reserve(_workspace(recipe), recipe.target.reserve),
@@ -115,7 +114,7 @@ class _Planned:
     plan: Plan
 
 
-def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], effort: float) -> _Planned:
+def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...]) -> _Planned:
     by_dim = dict(zip(recipe.dims(), sizes, strict=True))
     shapes = {
         placeholder: tuple(by_dim.get(d, d) for d in recipe.inputs[name].shape)
@@ -127,6 +126,7 @@ def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...], effort:
     target = Target(recipe.target.device)
     passes.apply_to_bucket(module, recipe.config, target)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
+    effort = recipe.config.experimental_config.plan_effort
     return _Planned(sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))
 
 
@@ -142,14 +142,20 @@ def _interface(exported: Exported, item: _Planned) -> Interface:
 
 
 def _emitted(
-    exported: Exported, recipe: Recipe, item: _Planned, plan: Plan, tables: Tables, names: Mapping[str, str]
-) -> Bucket:
-    """The program of a bucket, once its plan has been proved."""
-    wrong = violations(item.lives.intervals, plan, ALIGNMENT)
-    if wrong:
-        raise InternalError(f"{item.where}: the memory plan is wrong: {wrong[0]}")
-    target = Target(recipe.target.device)
-    return emit(item.graph, item.lives, plan, tables, names, list(exported.inputs.values()), item.sizes, target)
+    exported: Exported, recipe: Recipe, planned: Sequence[_Planned], tables: Tables, distinct: DistinctTensors
+) -> tuple[Bucket, ...]:
+    """The programs of an entry point's buckets, each once its plan has been proved."""
+    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
+    names |= {p: constant.name for p, constant in exported.states.items()}
+    interfaces = [_interface(exported, item) for item in planned]
+    plans = shared_places(interfaces, ALIGNMENT, recipe.config.experimental_config.plan_effort)
+    target, inputs = Target(recipe.target.device), list(exported.inputs.values())
+    buckets = []
+    for item, plan in zip(planned, plans, strict=True):
+        if wrong := violations(item.lives.intervals, plan, ALIGNMENT):
+            raise InternalError(f"{item.where}: the memory plan is wrong: {wrong[0]}")
+        buckets.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target))
+    return tuple(buckets)
 
 
 def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:
@@ -178,7 +184,7 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
     )
     order = sorted(range(len(buckets)), key=lambda i: (-buckets[i].height, i))
     return EntryPoint(
-        "forward",
+        recipe.entry,
         tuple(Dim(dim, recipe.paddable(dim)) for dim in dims),
         inputs,
         outputs,

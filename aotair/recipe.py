@@ -1,6 +1,7 @@
 """The recipe: what a user writes in YAML, read strictly and checked against itself."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails
+
+from aotair_runtime.model import Model
 
 from .config import CompilerConfig
 from .errors import RecipeError
@@ -53,6 +56,8 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0), WithJsonSchema({"ty
 Budget = Annotated[
     int | float, BeforeValidator(_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
 ]
+
+_ATTRIBUTES = ("artifact", "promise", "entry_points")  # of a loaded model, beside those of its class
 
 # By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
 _TOLERANCES = {"bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
@@ -114,6 +119,7 @@ class InputPart(_Part):
         None,
         description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded",
     )
+    distinct: bool = Field(False, description="all values differ: rows of a cache, say, that a call writes into")
     mutated: bool = Field(False, description="the model writes into it; the caller's memory is used in place")
 
     @model_validator(mode="after")
@@ -122,6 +128,8 @@ class InputPart(_Part):
             raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
+        if self.distinct and (self.dtype not in INTEGERS or self.pad == "any"):
+            raise ValueError("distinct is for integers, padded with one that is nobody's")
         if self.mutated and self.pad is not None:
             raise ValueError("a mutated input is used in place and cannot be padded: remove pad")
         return self
@@ -147,15 +155,49 @@ class QuantizePart(_Part):
     )
 
 
+Inputs = dict[Name, InputPart]
+Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
+
+
+class EntryPart(_Part):
+    """One callable of the artifact."""
+
+    method: Name = Field("forward", description="the model's method that it calls")
+    inputs: Inputs = Field(min_length=1)
+    buckets: Buckets = Field(default_factory=dict)
+    samples: str | None = Field(None, description="as verify.samples, for this entry point")
+
+    @field_validator("buckets")
+    @classmethod
+    def _some(cls, buckets):
+        return _distinct(buckets)
+
+
+def _distinct(buckets):
+    if isinstance(buckets, dict):
+        for name, sizes in buckets.items():
+            if not sizes or len(set(sizes)) != len(sizes):
+                raise ValueError(f"{name}: expected distinct sizes, got {sizes}")
+    return buckets
+
+
 class Recipe(_Part):
-    """A model, its inputs and buckets, and how to build them."""
+    """A model, its inputs and buckets, and how to build them.
+
+    One entry point, `forward`, has its inputs and buckets here; several have theirs under `entry_points`. The stages
+    of a build see one at a time: `entries()`.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     model: ModelPart
     target: TargetPart = Field(default_factory=TargetPart)
-    inputs: dict[Name, InputPart] = Field(min_length=1)
-    buckets: dict[Name, list[Size]] | list[dict[Name, Size]] = Field(
+    inputs: Inputs = Field(default_factory=dict)
+    buckets: Buckets = Field(
         default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
+    )
+    entry_points: dict[Name, EntryPart] = Field(
+        default_factory=dict,
+        description="instead of inputs and buckets: callables that share weights and memory",
     )
     fusion: list[Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
@@ -166,6 +208,9 @@ class Recipe(_Part):
 
     # Not a field: where the recipe was read from, for errors and relative paths.
     _file: Path | None = None
+    # Neither: of a recipe of one entry point, its name and the method that it calls.
+    _entry: str = "forward"
+    _method: str = "forward"
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":
@@ -176,15 +221,35 @@ class Recipe(_Part):
     @field_validator("buckets")
     @classmethod
     def _some(cls, buckets):
-        if isinstance(buckets, dict):
-            for name, sizes in buckets.items():
-                if not sizes or len(set(sizes)) != len(sizes):
-                    raise ValueError(f"{name}: expected distinct sizes, got {sizes}")
-        return buckets
+        return _distinct(buckets)
 
     @property
     def where(self) -> str:
-        return str(self._file) if self._file else f"recipe {self.name!r}"
+        file = str(self._file) if self._file else f"recipe {self.name!r}"
+        return file if self._entry == "forward" else f"{file}: entry_points.{self._entry}"
+
+    @property
+    def entry(self) -> str:
+        """The name of the entry point, in a recipe of one."""
+        return self._entry
+
+    @property
+    def method(self) -> str:
+        """The method of the model that the entry point calls, in a recipe of one."""
+        return self._method
+
+    def entries(self) -> tuple["Recipe", ...]:
+        """A recipe of one entry point for each: with its inputs, buckets and samples as the recipe's own."""
+        if not self.entry_points:
+            return (self,)
+        found = []
+        for name, part in self.entry_points.items():
+            verify = self.verify.model_copy(update={"samples": part.samples})
+            changes = {"inputs": part.inputs, "buckets": part.buckets, "entry_points": {}, "verify": verify}
+            one = self.model_copy(update=changes)
+            one._file, one._entry, one._method = self._file, name, part.method
+            found.append(one)
+        return tuple(found)
 
     @property
     def folder(self) -> Path:
@@ -194,12 +259,12 @@ class Recipe(_Part):
     def with_config(self, config: CompilerConfig) -> "Recipe":
         """The same recipe with another config."""
         changed = self.model_copy(update={"config": config})
-        changed._file = self._file
+        changed._file, changed._entry, changed._method = self._file, self._entry, self._method
         return changed
 
     def tolerance(self) -> tuple[float, float]:
         """(atol, rtol) of the proof: those of `verify`, else those of the narrowest dtype of model and inputs."""
-        kinds = {self.model.dtype, *(item.dtype for item in self.inputs.values())}
+        kinds = {self.model.dtype, *(item.dtype for one in self.entries() for item in one.inputs.values())}
         atol, rtol = next((found for kind, found in _TOLERANCES.items() if kind in kinds), (1e-5, 1e-4))
         given = self.verify
         return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
@@ -250,8 +315,32 @@ def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
     except ValidationError as error:
         raise _explain(error, where) from error
     recipe._file = file
-    _check_buckets(recipe, where)
+    _check_entries(recipe, where)
+    for one in recipe.entries():
+        at = where if one.entry == "forward" else f"{where}: entry_points.{one.entry}"
+        _check_buckets(one, at)
+        _check_distinct(one, at)
     return recipe
+
+
+def _check_entries(recipe: Recipe, where: str) -> None:
+    fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "verify.samples": recipe.verify.samples}
+    if not recipe.entry_points and not recipe.inputs:
+        raise RecipeError(
+            "inputs: missing",
+            where=where,
+            expected="inputs, or entry_points that have theirs",
+            fix="add inputs to the recipe",
+        )
+    for path in [path for path, value in fields.items() if value] if recipe.entry_points else ():
+        raise RecipeError(
+            f"{path}: given beside entry_points", where=where, fix="move it into each entry point that it is for"
+        )
+    for name in recipe.entry_points:
+        if hasattr(Model, name) or name in _ATTRIBUTES:
+            raise RecipeError(
+                f"entry_points.{name}: a loaded model has an attribute of that name", where=where, fix="rename it"
+            )
 
 
 def _check_buckets(recipe: Recipe, where: str) -> None:
@@ -273,6 +362,19 @@ def _check_buckets(recipe: Recipe, where: str) -> None:
             )  # fmt: skip
     if dims and not groups:
         raise RecipeError("buckets: the list is empty", where=where, expected="at least one bucket")
+
+
+def _check_distinct(recipe: Recipe, where: str) -> None:
+    for name, item in recipe.inputs.items():
+        for sizes in recipe.bucket_sizes() if item.distinct else ():
+            by_dim = dict(zip(recipe.dims(), sizes))
+            count, values = math.prod(by_dim.get(d, d) for d in item.shape), int(item.range[1]) - int(item.range[0])
+            if count > values:
+                raise RecipeError(
+                    f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones", where=where,
+                    expected=f"{count} for the bucket {', '.join(f'{d}={s}' for d, s in by_dim.items())}",
+                    got=f"{values}", fix="widen range, or make the bucket smaller",
+                )  # fmt: skip
 
 
 def _explain(error: ValidationError, where: str) -> RecipeError:

@@ -1,5 +1,6 @@
 """The inputs that a build compares on: random ones within the recipe's ranges, or real ones from a file."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import safetensors.torch
@@ -30,11 +31,24 @@ def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -
         return torch.randint(0, 2, shape, generator=generator).to(kind)
     if item.dtype not in FLOATS:
         low, high = item.range
+        if item.distinct:
+            order = torch.randperm(int(high) - int(low), generator=generator)[: math.prod(shape)]
+            return (order + int(low)).view(shape).to(kind)
         return torch.randint(int(low), int(high), shape, dtype=kind, generator=generator)
     if item.range is None:
         return torch.randn(shape, generator=generator).to(kind)
     low, high = item.range
     return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+
+
+def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, torch.Tensor]:
+    """Random numbers for floating-point states; of others only the model knows what they may be."""
+    generator = torch.Generator().manual_seed(stream)
+    return {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        for name, tensor in states.items()
+        if tensor.dtype.is_floating_point
+    }
 
 
 def poisons(item: InputPart) -> tuple[object, ...]:
@@ -47,7 +61,7 @@ def poisons(item: InputPart) -> tuple[object, ...]:
     if item.dtype in FLOATS:
         return (float("nan"), float("inf"), -float("inf"), _LARGE[item.dtype])
     low, high = item.range
-    return ("random", int(high) - 1, int(low))
+    return () if item.distinct else ("random", int(high) - 1, int(low))
 
 
 def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: object, stream: int) -> torch.Tensor:

@@ -48,7 +48,8 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
     if recipe.model.dtype is not None:
         model.to(dtype(recipe.model.dtype))
     model.eval().requires_grad_(False)
-    _check_inputs(model, recipe)
+    for one in recipe.entries():
+        _check_inputs(model, one)
     return model
 
 
@@ -175,8 +176,14 @@ def _some(names: list[str]) -> str:
 
 
 def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
-    """Raises ModelError where `forward` does not take the recipe's inputs, or needs others."""
-    parameters = inspect.signature(model.forward).parameters
+    """Raises ModelError where the method does not take the entry point's inputs, or needs others."""
+    method = getattr(model, recipe.method, None)
+    if not callable(method):
+        raise ModelError(
+            "method: the model does not have it", where=recipe.where, expected=f"a method of {type(model).__name__}",
+            got=recipe.method,
+        )  # fmt: skip
+    parameters = inspect.signature(method).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes = ", ".join(f"{n}" if p.default is p.empty else f"{n} (optional)" for n, p in named.items())
@@ -184,12 +191,13 @@ def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
         if name not in named and not open_ended:
             raise ModelError(
                 f"inputs.{name}: the model does not take this input", where=recipe.where,
-                expected=f"arguments of {type(model).__name__}.forward: {takes}", got=name, fix="rename or remove it",
+                expected=f"arguments of {type(model).__name__}.{recipe.method}: {takes}", got=name,
+                fix="rename or remove it",
             )  # fmt: skip
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in recipe.inputs:
             raise ModelError(
                 f"inputs: the model needs {name!r}", where=recipe.where,
-                expected=f"arguments of {type(model).__name__}.forward: {takes}", got=", ".join(recipe.inputs),
+                expected=f"arguments of {type(model).__name__}.{recipe.method}: {takes}", got=", ".join(recipe.inputs),
                 fix=f"describe {name} under inputs",
             )  # fmt: skip

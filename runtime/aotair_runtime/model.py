@@ -87,6 +87,7 @@ class Model:
         namespaces = (*NAMESPACES, *settings.allow_namespaces)
         ops = tuple(resolve(op, namespaces, where) for op in program.ops)
         wanted = [(e, n) for e in program.entry_points for n in _wanted(e, settings.capture)]
+        wanted.sort(key=lambda pair: -pair[0].buckets[pair[1]].height)  # over all entry points the largest first
         _check_names(program, settings.capture)
         own_pools = 0 if pool else sum(len(e.buckets) for e in program.entry_points) if settings.apart else 1
         pool_costs = [device.space_cost] * own_pools

@@ -73,7 +73,7 @@ def test_buckets_are_the_product_or_an_explicit_list():
         ("inputs", {"x": {"shape": [2], "dtype": "int64"}}, "inputs.x", "range"),
         ("inputs", {"x": {"shape": [2], "dtype": "int64", "range": [3, 3]}}, "inputs.x", "low < high"),
         ("inputs", {"x": {"shape": [2], "dtype": "float32", "mutated": True, "pad": 0}}, "inputs.x", "mutated"),
-        ("inputs", {}, "inputs", "at least 1"),
+        ("inputs", {}, "inputs", "missing"),
         ("name", "../up", "name", "pattern"),
     ],
 )
