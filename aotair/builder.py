@@ -16,6 +16,7 @@ from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from . import fusion, passes
 from .errors import ProofError
 from .export import Exported, export, share_states
+from .hidden import refuse_hidden_state
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
@@ -195,6 +196,8 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
 
 def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
     """A graph for each entry point."""
+    for one in recipe.entries():
+        refuse_hidden_state(model, one)
     exported = share_states([export(model, one) for one in recipe.entries()])
     for one in exported:
         observer.stage("export", one.module)

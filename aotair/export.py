@@ -220,6 +220,12 @@ def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Ma
             results.append(value)
         elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             pairs.append((placeholders[by_target.get(spec.target, spec.target)], value))
+        elif spec.kind is OutputKind.PARAMETER_MUTATION:
+            raise UnsupportedError(
+                f"the model writes into its parameter {spec.target!r}",
+                expected="writes into buffers and mutated inputs",
+                fix="make it a buffer: self.register_buffer(…)",
+            )  # fmt: skip
         else:
             raise UnsupportedError(f"the graph has an output of the kind {spec.kind.name}")
     targets = {target for target, _ in pairs}

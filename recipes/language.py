@@ -65,7 +65,9 @@ class LanguageModel(nn.Module):
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
         order = torch.arange(seq, device=input_ids.device)
         seen = (order[:, None] >= order) & real[:, None] | (order[:, None] == order)
-        places = torch.where(real & (slots < self.slots)[:, None], slots[:, None] * self.length + positions, self._spare)
+        places = torch.where(
+            real & (slots < self.slots)[:, None], slots[:, None] * self.length + positions, self._spare
+        )
         caches = _Caches(self, places.reshape(-1), (places < self._spare).reshape(-1), None)
         hidden = self._run(input_ids, positions, seen[:, None], caches)
         last = (attention_mask * order).argmax(1)
@@ -104,7 +106,9 @@ def qwen3(layers: int = 4, slots: int = 8, length: int = 128, greedy: bool = Fal
     return _make(tf.Qwen3ForCausalLM(config), ((4, 32), (4, 32)), slots, length, greedy)
 
 
-def deepseek_v3(layers: int = 4, slots: int = 8, length: int = 128, greedy: bool = False, **sizes: int) -> LanguageModel:
+def deepseek_v3(
+    layers: int = 4, slots: int = 8, length: int = 128, greedy: bool = False, **sizes: int
+) -> LanguageModel:
     """Latent attention: a token's cache is one row of 64 numbers and one rotary key of 16, for all heads."""
     config = tf.DeepseekV3Config(
         **_common(layers, length, sizes), **_LATENT, **_EXPERTS, num_key_value_heads=8, moe_intermediate_size=64

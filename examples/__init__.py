@@ -1,0 +1,1 @@
+"""What a host program does with an artifact."""
