@@ -118,9 +118,9 @@ def _rectangle(strip: Strip, shown: Picture, scale: _Scale) -> str:
 
 
 def _unnamed(strips: Sequence[Strip], scale: _Scale) -> Iterator[str]:
-    """One path for each kind."""
+    """One path for each kind, to a tenth of a pixel: there may be thousands."""
     for kind in _KINDS:
-        boxes = [map(_number, scale.box(strip)) for strip in strips if strip.kind == kind]
+        boxes = [[_number(value, 1) for value in scale.box(strip)] for strip in strips if strip.kind == kind]
         if boxes:
             parts = "".join(f"M{x} {y}h{wide}v{high}h-{wide}z" for x, y, wide, high in boxes)
             yield f'<path class="{kind}" d="{parts}"/>'
@@ -197,8 +197,8 @@ def _bytes(value: int) -> str:
     return f"{value} {_UNITS[unit]}" if value else "0"
 
 
-def _number(value: float) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".")
+def _number(value: float, places: int = 3) -> str:
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")
 
 
 def _text(value: str) -> str:
