@@ -130,7 +130,7 @@ def build_with_summary(
         with clock.stage("prove"):
             proved = prove(built, model, recipe, listener.bucket)
         with clock.stage("pack"):
-            program = pack(built, proved, page(proved.program, explained.counts()), folder)
+            program = pack(built, proved, page(proved.program, explained.counts(), built.pictures), folder)
         with clock.stage("check"):
             _check_written(folder)
         proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]

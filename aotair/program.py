@@ -30,6 +30,7 @@ from .graph.verify import verify
 from .plan.arena import Plan, plan_arena
 from .plan.check import violations
 from .plan.lifetimes import Lifetimes, lifetimes
+from .plan.picture import Picture, picture
 from .plan.shared import Interface, shared_places
 from .recipe import Recipe
 from .targets import Target
@@ -41,10 +42,12 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 @dataclass(frozen=True)
 class Built:
-    """A program, and the tensors of its constants by name."""
+    """A program, the tensors of its constants by name, and what lies where in the arena, by entry point and bucket:
+    `pictures[entry.name, bucket.sizes]`."""
 
     program: Program
     weights: Mapping[str, torch.Tensor]
+    pictures: Mapping[tuple[str, tuple[int, ...]], Picture]
 
 
 def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
@@ -82,7 +85,11 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
         files=(),
         reserve=Reserve(_workspace(recipe), recipe.target.reserve),
     )
-    return Built(program, weights)
+    (entry,) = program.entry_points
+    pictures = {
+        (entry.name, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT) for item, plan in zip(planned, plans)
+    }
+    return Built(program, weights, pictures)
 
 
 def _requirements(recipe: Recipe) -> Requirements:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from aotair_runtime.buckets import describe, shape_text
 from aotair_runtime.schema import EntryPoint, Form, Program
 
+from ..plan.picture import Picture
+from . import arena
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
@@ -18,17 +21,23 @@ code { background: #f3f6f9; padding: 0 .2rem; }
 """
 
 
-def page(program: Program, fusions: Mapping[str, tuple[int, int]]) -> str:
+_NAMED = 6_000  # rectangles that can be hovered over, on the whole page
+_NAMED_EACH = 100  # and in each bucket at least
+
+Pictures = Mapping[tuple[str, tuple[int, ...]], Picture]  # by entry point and bucket
+
+
+def page(program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pictures) -> str:
     """The whole page; the same for the same program. `fusions`: what each rule fused, and left alone."""
-    body = "\n".join(_sections(program, fusions))
+    body = "\n".join(_sections(program, fusions, pictures))
     title = html.escape(program.name)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} · aotair</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
+        f"<style>{_STYLE}{arena.STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
     )
 
 
-def _sections(program: Program, fusions: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+def _sections(program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pictures) -> Iterator[str]:
     need = program.requirements
     weights = sum(_nbytes(c.dtype, c.shape) for c in program.constants)
     yield (
@@ -41,6 +50,7 @@ def _sections(program: Program, fusions: Mapping[str, tuple[int, int]]) -> Itera
         yield f"<h2>Entry point {html.escape(entry.name)}</h2>"
         yield _interface(entry)
         yield "<h2>Buckets</h2>" + _buckets(program, entry)
+        yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
         yield "<h2>Padding proofs</h2>" + _padding(entry)
     if fusions:
         rows = [[name, done, left] for name, (done, left) in fusions.items()]
@@ -80,6 +90,19 @@ def _buckets(program: Program, entry: EntryPoint) -> str:
             ]
         )
     return _table(["bucket", "instructions", "arena bytes", "lower bound", "largest error", "of the arena"], rows)
+
+
+def _arenas(entry: EntryPoint, pictures: Pictures) -> str:
+    """A drawing for each bucket; the highest is open."""
+    named = max(_NAMED // len(pictures), _NAMED_EACH)
+    highest = max(entry.buckets, key=lambda bucket: bucket.height)
+    parts = [
+        arena.drawing(
+            describe(entry, bucket.sizes), pictures[entry.name, bucket.sizes], named, bucket.sizes == highest.sizes
+        )
+        for bucket in entry.buckets
+    ]
+    return "\n".join([arena.legend(), *parts])
 
 
 def _padding(entry: EntryPoint) -> str:
