@@ -1,6 +1,6 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,14 +54,19 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
     """`exported` has a graph for each of the recipe's entry points; `progress` hears (buckets done, buckets in all)."""
     tables, distinct = Tables(), DistinctTensors()
     total = sum(len(one.bucket_sizes()) for one in recipe.entries())
-    entries, done = [], 0
+    entries, pictures, done = [], {}, 0
     for graph, one in zip(exported, recipe.entries(), strict=True):
         planned = []
         for sizes in one.bucket_sizes():
             progress(done, total)
             planned.append(_planned(graph, one, sizes))
             done += 1
-        entries.append(_entry_point(graph, one, _emitted(graph, one, planned, tables, distinct)))
+        plans = _plans(graph, one, planned)
+        pictures |= {
+            (one.entry, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT)
+            for item, plan in zip(planned, plans)
+        }
+        entries.append(_entry_point(graph, one, _emitted(graph, one, zip(planned, plans), tables, distinct)))
     progress(total, total)
     # The first value of a state is kept aside: the original model goes on writing into its own buffer.
     by_state = {c.name: c.tensor.clone() for graph in exported for c in graph.states.values()}
@@ -85,10 +90,6 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
         files=(),
         reserve=Reserve(_workspace(recipe), recipe.target.reserve),
     )
-    (entry,) = program.entry_points
-    pictures = {
-        (entry.name, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT) for item, plan in zip(planned, plans)
-    }
     return Built(program, weights, pictures)
 
 
@@ -148,21 +149,30 @@ def _interface(exported: Exported, item: _Planned) -> Interface:
     )
 
 
-def _emitted(
-    exported: Exported, recipe: Recipe, planned: Sequence[_Planned], tables: Tables, distinct: DistinctTensors
-) -> tuple[Bucket, ...]:
-    """The programs of an entry point's buckets, each once its plan has been proved."""
-    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
-    names |= {p: constant.name for p, constant in exported.states.items()}
+def _plans(exported: Exported, recipe: Recipe, planned: Sequence[_Planned]) -> list[Plan]:
+    """The plans of an entry point's buckets, with one layout of inputs and outputs where that costs nothing; proved."""
     interfaces = [_interface(exported, item) for item in planned]
     plans = shared_places(interfaces, ALIGNMENT, recipe.config.experimental_config.plan_effort)
-    target, inputs = Target(recipe.target.device), list(exported.inputs.values())
-    buckets = []
     for item, plan in zip(planned, plans, strict=True):
         if wrong := violations(item.lives.intervals, plan, ALIGNMENT):
             raise InternalError(f"{item.where}: the memory plan is wrong: {wrong[0]}")
-        buckets.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target))
-    return tuple(buckets)
+    return plans
+
+
+def _emitted(
+    exported: Exported,
+    recipe: Recipe,
+    planned: Iterable[tuple[_Planned, Plan]],
+    tables: Tables,
+    distinct: DistinctTensors,
+) -> tuple[Bucket, ...]:
+    """The programs of an entry point's buckets."""
+    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
+    names |= {p: constant.name for p, constant in exported.states.items()}
+    target, inputs = Target(recipe.target.device), list(exported.inputs.values())
+    return tuple(
+        emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target) for item, plan in planned
+    )
 
 
 def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:
