@@ -220,7 +220,7 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
     passes.apply(exported.module, config, again)
     if sum(record.rewrites for record in again.records) or len(exported.module.graph.nodes) != before:
         return f"a second run changed something: {again.records}"
-    built = build_program(exported, parsed, lambda *_: None)
+    built = build_program([exported], parsed, lambda *_: None)
     try:
         proved = prove(built, model, parsed, lambda *_: None)
     except AotairError as error:

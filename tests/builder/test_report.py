@@ -29,7 +29,7 @@ NAMES = ["encoder", "linear", "counter", "swap", "cache", "structured", "views",
 def planned(recipe) -> Built:
     exported = export(load_model(recipe), recipe)
     passes.apply(exported.module, with_functions(recipe), Observer(Target("cpu"), None))
-    return build_program(exported, recipe, lambda *_: None)
+    return build_program([exported], recipe, lambda *_: None)
 
 
 @functools.cache
