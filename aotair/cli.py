@@ -29,6 +29,13 @@ class _Group(click.Group):
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
 _DEVICE = click.option("--device", help='"npu", "cuda:1", …; "cpu" runs any artifact  [default: that of the artifact]')
+_SET = click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for a field of the recipe: target.device=npu, model.kwargs.layers=24; the value is YAML.",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
 
 
@@ -47,6 +54,7 @@ def main(debug: bool) -> None:
 @main.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
+@_SET
 @click.option(
     "--dump-graph", type=click.Path(path_type=Path), help="Write the graph after each stage into this directory."
 )
@@ -56,6 +64,7 @@ def main(debug: bool) -> None:
 def build(
     recipe: Path,
     out: Path | None,
+    changes: tuple[str, ...],
     dump_graph: Path | None,
     stop_after: str | None,
     max_rewrites: int | None,
@@ -66,7 +75,7 @@ def build(
     from .recipe import read_recipe
     from .report.progress import Progress, summary_table
 
-    parsed = read_recipe(recipe)
+    parsed = read_recipe(recipe, changes)
     if dump_graph is not None:
         parsed.config.debug.graph_dump.path = str(dump_graph)
     with Progress(quiet=as_json) as progress:
@@ -77,12 +86,14 @@ def build(
 @main.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--rule", metavar="NAME", help="Only this fusion rule, or this pass.")
+@_SET
 @_JSON
-def explain(recipe: Path, rule: str | None, as_json: bool) -> None:
+def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: bool) -> None:
     """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
     from .builder import explain as explained
+    from .recipe import read_recipe
 
-    found = explained(recipe)
+    found = explained(read_recipe(recipe, changes))
     click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
 
 
@@ -96,8 +107,11 @@ def explain(recipe: Path, rule: str | None, as_json: bool) -> None:
     show_default=True,
     help="With --intervals: work for the searches, counted, in about so many seconds.",
 )
+@_SET
 @_JSON
-def plan(what: Path | None, file: Path | None, alignment: int, seconds: float, as_json: bool) -> None:
+def plan(
+    what: Path | None, file: Path | None, alignment: int, seconds: float, changes: tuple[str, ...], as_json: bool
+) -> None:
     """Print what memory an artifact takes, or a recipe's will: by purpose, by bucket, and beside the plans.
 
     With --intervals, plan those of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets.
@@ -113,16 +127,18 @@ def plan(what: Path | None, file: Path | None, alignment: int, seconds: float, a
     from .promise import check_budget, promised
     from .report.memory import memory_dict, memory_text
 
-    recipe, program = _program(what, as_json)
+    recipe, program = _program(what, changes, as_json)
     promise = promised(program)
     click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
     if recipe is not None:
         check_budget(program, recipe)
 
 
-def _program(what: Path, quiet: bool):
+def _program(what: Path, changes: tuple[str, ...], quiet: bool):
     """The recipe, if it is one, and the program that was or would be built."""
     if what.is_dir():
+        if changes:
+            raise click.UsageError("--set changes a recipe, and this is an artifact")
         from aotair_runtime.artifact import read_program
 
         return None, read_program(what)
@@ -130,7 +146,7 @@ def _program(what: Path, quiet: bool):
     from .recipe import read_recipe
     from .report.progress import Progress
 
-    recipe = read_recipe(what)
+    recipe = read_recipe(what, changes)
     with Progress(quiet=quiet) as progress:
         return recipe, planned(recipe, progress)
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -287,8 +288,11 @@ class Recipe(_Part):
         return tuple(sorted(set(buckets))) or ((),)
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a YAML file; raises RecipeError with the path to the field at fault."""
+def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file; raises RecipeError with the path to the field at fault.
+
+    `changes` give fields other values: `target.device=npu`, with the value as YAML.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -304,7 +308,23 @@ def read_recipe(path: str | Path) -> Recipe:
         raise RecipeError(
             "not a recipe", where=str(path), expected="a mapping with name, model, inputs …", got=repr(data)[:60]
         )
+    for change in changes:
+        _change(data, change, str(path))
     return parse_recipe(data, path)
+
+
+def _change(data: dict, change: str, where: str) -> None:
+    name, equals, text = change.partition("=")
+    *parents, last = name.split(".")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--set {name}: not YAML: {error}", where=where, got=text) from error
+    for parent in parents:
+        data = data.setdefault(parent, {}) if isinstance(data, dict) else None
+    if not equals or not all((*parents, last)) or not isinstance(data, dict):
+        raise RecipeError("--set: no field of the recipe", where=where, expected="PATH.TO.FIELD=VALUE", got=change)
+    data[last] = value
 
 
 def parse_recipe(data: dict, file: Path | None = None) -> Recipe:

@@ -27,6 +27,7 @@ if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: s
     torch.npu.Stream()  # makes the pool of streams, so that counters change only by what a test does
 
 warnings.filterwarnings("ignore", category=OutputHeldWarning)
+torch.set_num_threads(1)  # small models gain nothing from threads, and lose much where others want the cores too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -350,3 +350,115 @@ class Attended(nn.Module):
     def forward(self, query: torch.Tensor, key: torch.Tensor):
         out = nn.functional.scaled_dot_product_attention(query, key, key).transpose(1, 2)
         return out.reshape(query.shape[0], query.shape[2], -1) + 1, out * 3, out
+
+
+class Notebook(nn.Module):
+    """Two methods over one buffer: one writes rows of it, the other compares with all of it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.register_buffer("pages", torch.zeros(8, 4))
+
+    def write(self, x, rows):
+        self.pages.index_copy_(0, rows, self.linear(x))
+        return x + 1
+
+    def read(self, query):
+        return self.linear(query) @ self.pages.T
+
+
+def forget_the_query(gm, example_inputs, config) -> None:
+    """A pass that makes the reader's products with what it read, and not with the query."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.mm.default:
+            node.update_arg(0, gm.graph.find_nodes(op="placeholder")[-1])
+
+
+class PlainCache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = torch.zeros(2, 3)
+
+    def forward(self, x):
+        self.cache.add_(x)
+        return self.cache * 2
+
+
+class _Holder:
+    def __init__(self):
+        self.rows = torch.zeros(2, 3)
+
+
+class HeldCache(nn.Module):
+    """As caches of transformers are held: by an object that is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.holder = _Holder()
+
+    def forward(self, x):
+        self.holder.rows.index_copy_(0, torch.tensor([1]), x[:1])
+        return self.holder.rows + x
+
+
+class ListedCache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.caches = [torch.zeros(2, 3)]
+
+    def forward(self, x):
+        self.caches[0][0] = x[0]
+        return x * 2
+
+
+class LateCache(HeldCache):
+    """Made at the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.holder.rows = None
+
+    def forward(self, x):
+        if self.holder.rows is None:
+            self.holder.rows = torch.zeros(2, 3)
+        self.holder.rows.copy_(x)
+        return x * 2
+
+
+class ReplacedCache(HeldCache):
+    def forward(self, x):
+        self.holder.rows = self.holder.rows + x
+        return self.holder.rows * 2
+
+
+class Training(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.add_(x)
+        return self.weight * 2
+
+
+class LateConstant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(3.0)
+        return x + self.table
+
+
+class SmallTable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 2)
+
+    def forward(self, ids):
+        return self.table(ids)
