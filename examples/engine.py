@@ -1,0 +1,169 @@
+"""Continuous batching over an artifact with `prefill` and `decode`: requests join and leave between decode steps."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+import aotair
+from aotair_runtime.schema import EntryPoint
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt. `deliver` hears each token, and None at the end or an exception where it failed, from the engine's
+    thread."""
+
+    prompt: Sequence[int]
+    most: int
+    deliver: Callable[[int | Exception | None], None]
+    cancelled: bool = False
+    slot: int = -1
+    made: int = 0
+    token: int = 0
+    arrived: float = field(default_factory=time.perf_counter)
+
+    @property
+    def position(self) -> int:
+        """Where the next token's key and value go."""
+        return len(self.prompt) + self.made - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the artifact's inputs allow: token ids, tokens of a prompt, tokens in all, sequences at a time."""
+
+    vocabulary: int
+    prompt: int
+    length: int
+    slots: int
+
+
+def limits(model: aotair.Model) -> Limits:
+    """Read from the artifact, as its recipe said."""
+    prefill, decode = (model.entry_points[name].spec for name in ("prefill", "decode"))
+    seq = [dim.name for dim in prefill.dims].index("seq")
+    return Limits(
+        int(_range(prefill, "input_ids")),
+        max(bucket.sizes[seq] for bucket in prefill.buckets),
+        int(_range(decode, "positions")),
+        min(int(_range(decode, "slots")), max(bucket.sizes[0] for bucket in decode.buckets)),
+    )
+
+
+def _range(entry: EntryPoint, name: str) -> float:
+    return next(spec for spec in entry.inputs if spec.name == name).value_range[1]
+
+
+class Engine:
+    """A thread that owns the model. `observe(kind, requests, seconds)` hears of each prefill and decode step."""
+
+    def __init__(self, model: aotair.Model, observe: Callable[[str, int, float], None] = lambda *_: None):
+        self.limits = limits(model)
+        self.failure: Exception | None = None
+        self._model, self._observe = model, observe
+        self._arrivals: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._waiting: deque[Request] = deque()
+        self._active: list[Request] = []
+        self._free = list(range(self.limits.slots))[::-1]
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + self._arrivals.qsize()
+
+    def submit(self, request: Request) -> None:
+        """Raises ValueError where the artifact cannot serve the request, RuntimeError where the engine has failed."""
+        known = self.limits
+        if self.failure is not None:
+            raise RuntimeError(f"the engine has failed: {self.failure}")
+        if not 1 <= len(request.prompt) <= known.prompt:
+            raise ValueError(f"a prompt has 1 to {known.prompt} tokens, not {len(request.prompt)}")
+        if any(not 0 <= token < known.vocabulary for token in request.prompt):
+            raise ValueError(f"token ids are from 0 to {known.vocabulary - 1}")
+        if not 1 <= request.most <= known.length - len(request.prompt):
+            raise ValueError(f"max_tokens is from 1 to {known.length - len(request.prompt)} after this prompt")
+        self._arrivals.put(request)
+
+    def close(self) -> None:
+        """End after the current step; requests that are not done end there."""
+        self._arrivals.put(None)
+        self._thread.join()
+
+    # ---- the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_arrivals():
+                self._admit()
+                if self._active:
+                    self._step()
+        except Exception as error:  # the model may be in any state: nothing more is served, and everybody is told
+            self.failure = error
+        for request in (*self._active, *self._waiting):
+            request.deliver(self.failure)
+
+    def _take_arrivals(self) -> bool:
+        """Wait where there is nothing to do; False: to end."""
+        block = not self._active and not self._waiting
+        while True:
+            try:
+                request = self._arrivals.get(block=block)
+            except queue.Empty:
+                return True
+            if request is None:
+                return False
+            self._waiting.append(request)
+            block = False
+
+    def _admit(self) -> None:
+        """Prefill as many of those that wait as there are free rows of the cache."""
+        joined: list[Request] = []
+        while self._waiting and self._free:
+            request = self._waiting.popleft()
+            if not request.cancelled:
+                request.slot = self._free.pop()
+                joined.append(request)
+        if not joined:
+            return
+        start, longest = time.perf_counter(), max(len(request.prompt) for request in joined)
+        ids, mask = (torch.zeros(len(joined), longest, dtype=torch.int64) for _ in range(2))
+        for row, request in enumerate(joined):
+            ids[row, : len(request.prompt)], mask[row, : len(request.prompt)] = torch.tensor(request.prompt), 1
+        self._hand_out(joined, self._call("prefill", ids, mask, _column(joined, "slot")))
+        self._observe("prefill", len(joined), time.perf_counter() - start)
+        self._active += [request for request in joined if request.slot >= 0]
+
+    def _step(self) -> None:
+        start, now = time.perf_counter(), self._active
+        logits = self._call("decode", _column(now, "token"), _column(now, "position"), _column(now, "slot"))
+        self._hand_out(now, logits)
+        self._observe("decode", len(now), time.perf_counter() - start)
+        self._active = [request for request in now if request.slot >= 0]
+
+    def _call(self, entry: str, *inputs: torch.Tensor) -> list[int]:
+        outputs = self._model.entry_points[entry](*(tensor.to(self._model.device) for tensor in inputs))
+        return outputs.argmax(-1).tolist()
+
+    def _hand_out(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
+        for request, token in zip(requests, tokens, strict=True):
+            request.token, request.made = token, request.made + 1
+            if not request.cancelled:
+                request.deliver(token)
+            if request.cancelled or request.made == request.most:
+                request.deliver(None)
+                self._free.append(request.slot)
+                request.slot = -1
+
+
+def _column(requests: Sequence[Request], name: str) -> torch.Tensor:
+    return torch.tensor([getattr(request, name) for request in requests])
