@@ -1,13 +1,12 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from aotair_runtime.schema import (
     Bucket,
-    Constant,
     Dim,
     EntryPoint,
     Input,
@@ -49,9 +48,9 @@ class Built:
 
 def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
     """`progress` hears (buckets done, buckets in all)."""
-    tables, distinct = Tables(), DistinctTensors()
+    tables, distinct = Tables(), DistinctTensors(exported.names, recipe.model.share_equal_weights)
     effort = recipe.config.experimental_config.plan_effort
-    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
+    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.read_constants().items()}
     names |= {p: constant.name for p, constant in exported.states.items()}
     planned = []
     all_sizes = recipe.bucket_sizes()
@@ -72,7 +71,7 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         requirements=_requirements(recipe),
         options=_options(recipe),
         tolerance=Tolerance(*recipe.tolerance()),
-        constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
+        constants=tuple(map(distinct.constant, weights)),
         state=states,
         ops=tuple(tables.ops.values()),
         layouts=tuple(tables.layouts.values()),
@@ -83,6 +82,7 @@ def build_program(exported: Exported, recipe: Recipe, progress: Callable[[int, i
         files=(),
         reserve=Reserve(_workspace(recipe), recipe.target.reserve),
     )
+    program = replace(program, unread=exported.names.unread(program.constants))
     return Built(program, weights)
 
 
