@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from aotair_runtime.artifact import open_artifact
@@ -14,6 +14,8 @@ from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from . import fusion, passes
 from .errors import ProofError
 from .export import export
+from .like import built_like
+from .origin import origin_of
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
@@ -79,6 +81,7 @@ def build(
     post_grad_custom_pre_pass: Callable | None = None,
     post_grad_custom_post_pass: Callable | None = None,
     listener: Listener | None = None,
+    like: str | Path | None = None,
 ) -> Path:
     """Build an artifact and return its path.
 
@@ -86,6 +89,9 @@ def build(
     `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very end.
     `post_grad_custom_pre_pass`, `post_grad_custom_post_pass`: passes of your own,
     `f(gm, example_inputs, config) -> None`, instead of those that the recipe names.
+    `like`: an artifact of the same recipe with other weights; its programs and plans are taken as they are, so that a
+    loaded model of the one takes the weights of the other (`Model.load_weights`). Weights, proof and golden tensors
+    are made anew; where a build might make another program, that is an error.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
     recipe = _as_recipe(recipe)
@@ -96,7 +102,7 @@ def build(
         if given is not None:
             config = recipe.config.model_copy(update={option: given})
             recipe = recipe.with_config(config)
-    return Path(build_with_summary(recipe, out, listener or Listener()).artifact)
+    return Path(build_with_summary(recipe, out, listener or Listener(), like=like).artifact)
 
 
 def build_with_summary(
@@ -104,6 +110,7 @@ def build_with_summary(
     out: str | Path | None,
     listener: Listener,
     bisection: Bisection | None = None,
+    like: str | Path | None = None,
 ) -> Summary:
     clock, bisection = _Clock(listener), bisection or Bisection()
     with clock.stage("recipe"):
@@ -118,13 +125,20 @@ def build_with_summary(
             exported = export(model, recipe)
             observer.stage("export", exported.module)
             nodes_before = len(exported.module.graph.nodes)
-        with clock.stage("passes"):
-            passes.apply(exported.module, with_functions(recipe), observer, bisection.stop_after, rules)
-            nodes_after = len(exported.module.graph.nodes)
-            explained = _explained(observer, rules)
-        with clock.stage("buckets"):
-            built = build_program(exported, recipe, listener.bucket)
-            check_budget(built.program, recipe)
+            config = with_functions(recipe)
+            origin = origin_of(exported, recipe.with_config(config), rules, bisection)
+        if like is not None:
+            with clock.stage("like"):
+                built = built_like(Path(like), exported, recipe, origin)
+        else:
+            with clock.stage("passes"):
+                passes.apply(exported.module, config, observer, bisection.stop_after, rules)
+            with clock.stage("buckets"):
+                built = build_program(exported, recipe, listener.bucket)
+                built = replace(built, program=replace(built.program, origin=origin))
+        check_budget(built.program, recipe)
+        nodes_after = len(exported.module.graph.nodes)
+        explained = _explained(observer, rules)
         with clock.stage("prove"):
             proved = prove(built, model, recipe, listener.bucket)
         with clock.stage("pack"):
