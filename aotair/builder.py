@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,9 +14,11 @@ from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
-from .errors import ProofError
+from .errors import ModelError, ProofError
 from .export import Exported, export, share_states
 from .hidden import refuse_hidden_state
+from .like import built_like
+from .origin import origin_of
 from .pack import pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
@@ -82,6 +84,7 @@ def build(
     post_grad_custom_pre_pass: Callable | None = None,
     post_grad_custom_post_pass: Callable | None = None,
     listener: Listener | None = None,
+    like: str | Path | None = None,
 ) -> Path:
     """Build an artifact and return its path.
 
@@ -89,6 +92,9 @@ def build(
     `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very end.
     `post_grad_custom_pre_pass`, `post_grad_custom_post_pass`: passes of your own,
     `f(gm, example_inputs, config) -> None`, instead of those that the recipe names.
+    `like`: an artifact of the same recipe with other weights; its programs and plans are taken as they are, so that a
+    loaded model of the one takes the weights of the other (`Model.load_weights`). Weights, proof and golden tensors
+    are made anew; where a build might make another program, that is an error.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
     recipe = _as_recipe(recipe)
@@ -99,7 +105,7 @@ def build(
         if given is not None:
             config = recipe.config.model_copy(update={option: given})
             recipe = recipe.with_config(config)
-    return Path(build_with_summary(recipe, out, listener or Listener()).artifact)
+    return Path(build_with_summary(recipe, out, listener or Listener(), like=like).artifact)
 
 
 def build_with_summary(
@@ -107,6 +113,7 @@ def build_with_summary(
     out: str | Path | None,
     listener: Listener,
     bisection: Bisection | None = None,
+    like: str | Path | None = None,
 ) -> Summary:
     clock, bisection = _Clock(listener), bisection or Bisection()
     with clock.stage("recipe"):
@@ -120,13 +127,20 @@ def build_with_summary(
         with clock.stage("export"):
             exported = _exported(model, recipe, observer)
             nodes_before = _nodes(exported)
-        with clock.stage("passes"):
-            _apply_passes(exported, recipe, observer, rules, bisection.stop_after)
-            nodes_after = _nodes(exported)
-            explained = _explained(observer, rules)
-        with clock.stage("buckets"):
-            built = build_program(exported, recipe, listener.bucket)
-            check_budget(built.program, recipe)
+            config = with_functions(recipe)
+            origin = origin_of(exported, recipe.with_config(config), rules, bisection)
+        if like is not None:
+            with clock.stage("like"):
+                built = built_like(Path(like), exported, recipe, origin)
+        else:
+            with clock.stage("passes"):
+                _apply_passes(exported, recipe, observer, rules, bisection.stop_after)
+            with clock.stage("buckets"):
+                built = build_program(exported, recipe, listener.bucket)
+                built = replace(built, program=replace(built.program, origin=origin))
+        check_budget(built.program, recipe)
+        nodes_after = _nodes(exported)
+        explained = _explained(observer, rules)
         with clock.stage("prove"):
             proved = prove(built, model, recipe, listener.bucket)
         with clock.stage("pack"):
@@ -197,7 +211,11 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
 def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
     """A graph for each entry point."""
     for one in recipe.entries():
-        refuse_hidden_state(model, one)
+        try:
+            refuse_hidden_state(model, one)
+        except ModelError:
+            export(model, one)  # where it fails too, it says better why
+            raise
     exported = share_states([export(model, one) for one in recipe.entries()])
     for one in exported:
         observer.stage("export", one.module)

@@ -60,6 +60,12 @@ def main(debug: bool) -> None:
 )
 @click.option("--stop-after", metavar="PASS", help="Run no pass after this one.")
 @click.option("--max-rewrites", type=int, metavar="N", help="Let the passes make at most so many rewrites.")
+@click.option(
+    "--like",
+    metavar="ARTIFACT",
+    type=click.Path(path_type=Path),
+    help="Take the programs of this artifact, built from the recipe with other weights.",
+)
 @_JSON
 def build(
     recipe: Path,
@@ -68,6 +74,7 @@ def build(
     dump_graph: Path | None,
     stop_after: str | None,
     max_rewrites: int | None,
+    like: Path | None,
     as_json: bool,
 ) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
@@ -79,7 +86,7 @@ def build(
     if dump_graph is not None:
         parsed.config.debug.graph_dump.path = str(dump_graph)
     with Progress(quiet=as_json) as progress:
-        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites))
+        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like)
     click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
 
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sympy
@@ -23,6 +23,7 @@ from .errors import ExportError, UnsupportedError
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
+from .names import Names, names_of
 from .original import calling
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
@@ -56,7 +57,8 @@ class Exported:
     """A graph with symbolic sizes, whose mutations are `copy_` epilogues, and what its placeholders are.
 
     `constants` and `states` go by placeholder name; `inputs` are the placeholders of the recipe's inputs, by input
-    name in the model's signature order; `outputs` are size expressions (schema.Expr); `structure` is a schema.Tree.
+    name in the model's signature order; `outputs` are size expressions (schema.Expr); `structure` is a schema.Tree;
+    `names` are those of the model's checkpoints.
     """
 
     module: torch.fx.GraphModule
@@ -65,6 +67,12 @@ class Exported:
     inputs: Mapping[str, str]
     outputs: tuple[tuple[object, ...], ...]
     structure: tuple
+    names: Names = field(default_factory=Names)
+
+    def read_constants(self) -> dict[str, Constant]:
+        """Those of the constants that the graph reads."""
+        read = {node.name for node in self.module.graph.find_nodes(op="placeholder") if node.users}
+        return {name: constant for name, constant in self.constants.items() if name in read}
 
 
 def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
@@ -80,7 +88,7 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
         raise _explain(error, recipe) from error
-    return _classify(program, recipe)
+    return replace(_classify(program, recipe), names=names_of(model))
 
 
 def share_states(exported: Sequence[Exported]) -> list[Exported]:

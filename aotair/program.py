@@ -1,13 +1,12 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from aotair_runtime.schema import (
     Bucket,
-    Constant,
     Dim,
     EntryPoint,
     Input,
@@ -52,7 +51,7 @@ class Built:
 
 def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
     """`exported` has a graph for each of the recipe's entry points; `progress` hears (buckets done, buckets in all)."""
-    tables, distinct = Tables(), DistinctTensors()
+    tables, distinct = Tables(), DistinctTensors(exported[0].names, recipe.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in recipe.entries())
     entries, pictures, done = [], {}, 0
     for graph, one in zip(exported, recipe.entries(), strict=True):
@@ -79,7 +78,7 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
         requirements=_requirements(recipe),
         options=_options(recipe),
         tolerance=Tolerance(*recipe.tolerance()),
-        constants=tuple(Constant(name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in weights.items()),
+        constants=tuple(map(distinct.constant, weights)),
         state=states,
         ops=tuple(tables.ops.values()),
         layouts=tuple(tables.layouts.values()),
@@ -90,6 +89,7 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
         files=(),
         reserve=Reserve(_workspace(recipe), recipe.target.reserve),
     )
+    program = replace(program, unread=exported[0].names.unread(program.constants))
     return Built(program, weights, pictures)
 
 
@@ -167,7 +167,7 @@ def _emitted(
     distinct: DistinctTensors,
 ) -> tuple[Bucket, ...]:
     """The programs of an entry point's buckets."""
-    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.constants.items()}
+    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.read_constants().items()}
     names |= {p: constant.name for p, constant in exported.states.items()}
     target, inputs = Target(recipe.target.device), list(exported.inputs.values())
     return tuple(

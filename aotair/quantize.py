@@ -22,6 +22,8 @@ class Int8Linear(nn.Module):
     has the dtype of x, float16 or bfloat16.
     """
 
+    DERIVED = ("weight", "scale", "bias")  # none of them is what a checkpoint has under that name
+
     def __init__(self, linear: nn.Linear):
         super().__init__()
         wide = linear.weight.detach().float()

@@ -76,9 +76,14 @@ class ModelPart(_Part):
         description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the factory")
-    weights: str | None = Field(None, description=".safetensors file or directory to load over the factory's weights")
+    weights: str | None = Field(
+        None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
+    )
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = Field(
         None, description="floating-point parameters and buffers are cast to it; null leaves them"
+    )
+    share_equal_weights: bool = Field(
+        True, description="store weights of equal values once; false: other weights may be loaded later (load_weights)"
     )
 
 

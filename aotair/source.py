@@ -1,22 +1,23 @@
-"""From a recipe's `model` part to the original model: import the factory, call it, load weights, cast."""
+"""From a recipe's `model` part to the original model: import the factory, call it, cast, load weights."""
 
 import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from aotair_runtime.check import dtype
-from aotair_runtime.errors import AotairError
+from aotair_runtime.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from aotair_runtime.errors import AotairError, WeightsError
 
 from . import fusion
 from .config import CompilerConfig
 from .errors import ModelError
+from .names import names_of
 from .recipe import Recipe
 
 
@@ -43,10 +44,10 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
             expected="a torch.nn.Module",
             got=type(model).__name__,
         )
+    if recipe.model.dtype is not None:
+        model.to(dtype(recipe.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
     if recipe.model.weights is not None:
         _load_weights(model, recipe)
-    if recipe.model.dtype is not None:
-        model.to(dtype(recipe.model.dtype))
     model.eval().requires_grad_(False)
     for one in recipe.entries():
         _check_inputs(model, one)
@@ -134,45 +135,66 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 def _load_weights(model: torch.nn.Module, recipe: Recipe) -> None:
-    path = recipe.folder / recipe.model.weights
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise ModelError(
-            "model.weights: there are no weights here", where=recipe.where,
-            expected="a .safetensors file, or a directory that holds some", got=str(path),
-        )  # fmt: skip
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            tensors |= safetensors.torch.load_file(file)
-        except safetensors.SafetensorError as error:
-            raise ModelError(f"model.weights: not readable as safetensors: {error}", where=str(file)) from error
+    """Load the recipe's checkpoint over the model's tensors, one shard at a time, mapped."""
     try:
-        result = model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:
-        raise ModelError(f"model.weights: {error}", where=recipe.where) from error
-    tied = _tied_names(model)
-    missing = [name for name in result.missing_keys if not tied.get(name, set()) & set(tensors)]
-    if missing or result.unexpected_keys:
+        checkpoint = open_checkpoint(recipe.folder / recipe.model.weights)
+    except WeightsError as error:
         raise ModelError(
-            "model.weights: the names do not match the model's", where=recipe.where,
-            expected=f"every parameter and buffer; missing: {_some(missing)}",
-            got=f"names the model does not have: {_some(result.unexpected_keys)}",
+            f"model.weights: {error.what}", where=error.where, expected=error.expected, got=error.got, fix=error.fix
+        ) from error
+    _check_tensors(model, checkpoint)
+    missing: set[str] | None = None
+    unexpected: list[str] = []
+    for shard in checkpoint.shards():
+        try:
+            result = model.load_state_dict(shard, strict=False)
+        except RuntimeError as error:
+            raise ModelError(f"model.weights: {error}", where=str(checkpoint.path)) from error
+        missing = set(result.missing_keys) if missing is None else missing & set(result.missing_keys)
+        unexpected += result.unexpected_keys
+        del shard  # its file is let go before the next is mapped
+    tied = names_of(model).tied
+    lacking = [name for name in model.state_dict() if name in (missing or ())]
+    lacking = [name for name in lacking if not set(tied.get(name, ())) & set(checkpoint.tensors)]
+    if lacking or unexpected:
+        raise ModelError(
+            "model.weights: the names do not match the model's", where=str(checkpoint.path),
+            expected=f"every parameter and buffer; missing: {some(lacking)}",
+            got=f"names the model does not have: {_with_files(unexpected, checkpoint)}",
         )  # fmt: skip
 
 
-def _tied_names(model: torch.nn.Module) -> dict[str, set[str]]:
-    """For each tensor of the state dict, every name it goes by."""
-    names: dict[int, set[str]] = {}
-    state = model.state_dict(keep_vars=True)
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), set()).add(name)
-    return {name: names[id(tensor)] for name, tensor in state.items()}
+def _check_tensors(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Raises ModelError where a tensor of the checkpoint has another shape than the model's, is no kind of number that
+    can become the model's, or differs from one that the model ties to it."""
+    wrong = []
+    for name, want in model.state_dict().items():
+        have = checkpoint.tensors.get(name)
+        if have is None or not isinstance(want, torch.Tensor):
+            continue
+        if have.shape != want.shape or dtype_fault(have.dtype, want.dtype, cast=True):
+            wrong.append(
+                f"{name} is {_text(have.dtype, have.shape)} in {have.file.name}, not {_text(want.dtype, want.shape)}"
+            )
+    if wrong:
+        raise ModelError("model.weights: tensors do not fit the model's", where=str(checkpoint.path), got=some(wrong))
+    for group in dict.fromkeys(names_of(model).tied.values()):
+        there = [name for name in group if name in checkpoint.tensors]
+        if len(there) > 1 and not same_bytes(checkpoint.tensor(name) for name in there):
+            raise ModelError(
+                "model.weights: the model ties these tensors, and the checkpoint holds different values for them",
+                where=str(checkpoint.path), got=_with_files(there, checkpoint),
+                fix="untie them in the factory, or leave all but one out of the checkpoint",
+            )  # fmt: skip
 
 
-def _some(names: list[str]) -> str:
-    text = ", ".join(names[:5]) or "none"
-    return f"{text} … ({len(names)} in all)" if len(names) > 5 else text
+def _text(kind: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(kind).removeprefix('torch.')}{list(shape)}"
+
+
+def _with_files(names: Sequence[str], checkpoint: Checkpoint) -> str:
+    found = checkpoint.tensors
+    return some([f"{name} (in {found[name].file.name})" if name in found else name for name in names])
 
 
 def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:

@@ -462,3 +462,18 @@ class SmallTable(nn.Module):
 
     def forward(self, ids):
         return self.table(ids)
+
+
+class Buffers(nn.Module):
+    """Buffers of integers and booleans, one that no checkpoint has, and a layer that nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.unread = nn.Linear(2, 2)
+        self.register_buffer("order", torch.tensor([1, 0, 3, 2]))
+        self.register_buffer("allowed", torch.tensor([True, True, False, True]))
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.allowed, (x * self.weight)[:, self.order], x) * self.scale

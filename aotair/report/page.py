@@ -50,7 +50,8 @@ def _sections(program: Program, fusions: Mapping[str, tuple[int, int]], pictures
         yield f"<h2>Entry point {html.escape(entry.name)}</h2>"
         yield _interface(entry)
         yield "<h2>Buckets</h2>" + _buckets(program, entry)
-        yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
+        if pictures:  # none where the plans are another artifact's
+            yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
         yield "<h2>Padding proofs</h2>" + _padding(entry)
     if fusions:
         rows = [[name, done, left] for name, (done, left) in fusions.items()]

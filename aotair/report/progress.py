@@ -16,6 +16,7 @@ _SAYS = {
     "export": "exporting one graph with symbolic sizes",
     "passes": "optimising the graph",
     "buckets": "specialising and planning each bucket",
+    "like": "taking another artifact's programs",
     "prove": "proving each bucket against the original",
     "pack": "writing the artifact",
     "check": "replaying what was written",

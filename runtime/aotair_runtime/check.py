@@ -1,5 +1,7 @@
 """Whether a decoded program keeps the rules of the format: every number it holds is checked before it is believed."""
 
+import re
+
 import torch
 
 from .buckets import evaluate
@@ -22,6 +24,8 @@ from .streams import stream_fault
 
 _MAX_BYTES = 1 << 46
 _MOST_STREAMS = 64  # of one bucket
+_KINDS = ("", "weight", "fixed", "derived")  # of constants
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
 _INPUT_SPACES = (Space.CALLER, Space.INPUT)
 READ_ONLY = (Space.CONSTANT, Space.INPUT)  # no instruction may write there
 
@@ -50,6 +54,7 @@ def check_program(program: Program, where: str) -> None:
     """Raises MalformedError at the first rule that the program breaks."""
     rules = _Rules(program, where)
     rules.tables()
+    rules.origins()
     names = [entry.name for entry in program.entry_points]
     rules.require(bool(names) and len(set(names)) == len(names), "entry_points", "distinct names")
     for number, entry in enumerate(program.entry_points):
@@ -109,6 +114,24 @@ class _Rules:
                 self.event(instruction, f"instructions[{i}]")
             else:
                 self.index(instruction.op, len(program.ops), f"instructions[{i}].op")
+
+    def origins(self) -> None:
+        """What constants stand for, and what the program follows from."""
+        program = self.program
+        seen = set(program.unread)
+        self.require(len(seen) == len(program.unread), "unread", "distinct names")
+        for i, constant in enumerate(program.constants):
+            path = f"constants[{i}]"
+            self.require(constant.kind in _KINDS, f"{path}.kind", "a kind of constant", constant.kind)
+            fits = bool(constant.names) == bool(constant.kind) and all(constant.names)
+            self.require(fits, f"{path}.names", "names for what is recorded", constant.names)
+            for name in (name for group in constant.names for name in group):
+                self.require(name not in seen, f"{path}.names", "names that nothing else has", name)
+                seen.add(name)
+        origin = program.origin
+        for field in ("recipe", "code", "graph"):
+            text = getattr(origin, field)
+            self.require(bool(_DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
 
     def event(self, item: Instruction, path: str) -> None:
         plain = item.op == -1 and not item.kwargs and not item.outs and len(item.args) == 1

@@ -1,6 +1,7 @@
 """One call of a model: arguments to bucket, copy in, replay, hand out."""
 
 import contextlib
+import copy
 import operator
 import weakref
 from collections import OrderedDict
@@ -151,6 +152,19 @@ class Entry:
             yield
         finally:
             captured.graph = graph
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Calls within count nowhere, and what they had captured is let go at the end."""
+        with self._lock:
+            counters, static = copy.deepcopy(self.counters), dict(self._static)
+            self._forget_plans()
+            try:
+                with self.graphs.aside():
+                    yield
+            finally:
+                self._forget_plans()
+                self.counters, self._static = counters, static
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 

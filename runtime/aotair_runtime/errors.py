@@ -67,6 +67,10 @@ class DeviceError(CallError, ValueError):
     """An input lies on another device than the model."""
 
 
+class WeightsError(AotairError):
+    """A checkpoint cannot be read, or its weights are not what the model takes; the model is what it was."""
+
+
 class ClosedError(AotairError, RuntimeError):
     """The model was closed."""
 

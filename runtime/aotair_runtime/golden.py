@@ -1,6 +1,6 @@
 """The golden tensors: what the original model answered at build time, and whether the artifact still answers so."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,13 @@ import torch
 from .artifact import read_golden
 from .buckets import describe
 from .errors import MalformedError
+from .schema import EntryPoint, Tolerance
 
 if TYPE_CHECKING:
     from .model import Model
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # what came, what is golden
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,39 @@ def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> 
 
 def replay_golden(model: "Model") -> Iterator[Comparison]:
     """Replay the golden inputs of every bucket, and compare."""
-    tolerance = model.program.tolerance
     golden = read_golden(model.artifact)
     for entry in model.program.entry_points:
-        for number, bucket in enumerate(entry.buckets):
-            given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
-            given = [tensor.to(model.device, copy=True) for tensor in given]
-            model.reset_state()
-            outputs = model.entry_points[entry.name].flat(given)
-            pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
-            pairs += [
-                (tensor, _take(golden, key(entry.name, number, "after", spec.name)))
-                for tensor, spec in zip(given, entry.inputs)
-                if spec.kind == "mutated"
-            ]
-            pairs += [(t, _take(golden, key(entry.name, number, "state", name))) for name, t in model.state.items()]
-            results = [compare(got.cpu(), want, tolerance.atol, tolerance.rtol) for got, want in pairs]
-            yield Comparison(
-                entry.name,
-                describe(entry, bucket.sizes),
-                max((error for error, _ in results), default=0.0),
-                all(within for _, within in results),
-            )
+        for number in range(len(entry.buckets)):
+            pairs = replay_bucket(model, golden, entry, number)
+            yield compare_bucket(pairs, entry, number, model.program.tolerance)
+
+
+def replay_bucket(model: "Model", golden: Mapping[str, torch.Tensor], entry: EntryPoint, number: int) -> list[Pair]:
+    """Replay the golden inputs of one bucket; what came and what is golden, on the host: outputs, mutated inputs,
+    states, which keep what the call left in them."""
+    given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
+    given = [tensor.to(model.device, copy=True) for tensor in given]
+    model.reset_state()
+    outputs = model.entry_points[entry.name].flat(given)
+    pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
+    pairs += [
+        (tensor, _take(golden, key(entry.name, number, "after", spec.name)))
+        for tensor, spec in zip(given, entry.inputs)
+        if spec.kind == "mutated"
+    ]
+    pairs += [(t, _take(golden, key(entry.name, number, "state", name))) for name, t in model.state.items()]
+    return [(got.cpu(), want) for got, want in pairs]
+
+
+def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolerance: Tolerance) -> Comparison:
+    """What `replay_bucket` gave, within the tolerance or not."""
+    results = [compare(got, want, tolerance.atol, tolerance.rtol) for got, want in pairs]
+    return Comparison(
+        entry.name,
+        describe(entry, entry.buckets[number].sizes),
+        max((error for error, _ in results), default=0.0),
+        all(within for _, within in results),
+    )
 
 
 def _take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """The graphs of one entry point: captured at the addresses they serve, kept, and captured anew where those change."""
 
+import contextlib
+import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,7 +70,7 @@ class Graphs:
         self._known: dict[int, tuple] = {}  # the addresses of a bucket's last capture
         self._outgrown: set[int] = set()  # those whose graphs were dropped because the pool grew
         self._warm: set[int] = set()
-        self._closed = False
+        self._closed = self._aside = False
         for pool in dict.fromkeys(self.pools):
             pool.join(self)
 
@@ -85,7 +87,7 @@ class Graphs:
         kept = self._kept.setdefault(number, OrderedDict())
         key = _key(in_place)
         if key not in kept:
-            if key:
+            if key and not self._aside:
                 self._make_room(kept, self.parts.settings.kept_graphs - 1)
             wanted = [cost(self.spec.buckets[number])]
             check_budget(self.parts.device, wanted, self.parts.settings.limits, self._where(number))
@@ -110,6 +112,23 @@ class Graphs:
     def used(self, number: int, captured: Captured) -> None:
         """Remember that this graph was the last one used of its bucket."""
         self._kept[number].move_to_end(captured.key)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is captured within counts nowhere, takes no other graph's place, and is let go at the end."""
+        before = {number: list(kept) for number, kept in self._kept.items()}
+        known, outgrown, counters = dict(self._known), set(self._outgrown), copy.deepcopy(self.counters)
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+            for number, kept in self._kept.items():
+                there = before.get(number, [])
+                self._forget(kept, [key for key in kept if key not in there])
+                for key in there:
+                    kept.move_to_end(key)  # in the order of their use, as before
+            self._known, self._outgrown, self.counters = known, outgrown, counters
 
     def captured_in(self, space: Space) -> dict[int, Captured]:
         """Those that need nothing of the caller's, captured in another space."""

@@ -1,7 +1,8 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from .buckets import describe
 from .budget import check_budget, check_memory, cost, raise_out_of_memory
 from .devices import Device, Limits, open_device
 from .entry import Entry
-from .errors import ArgumentError, DeviceError
+from .errors import ArgumentError, ClosedError, DeviceError
 from .graphs import Parts
 from .ops import NAMESPACES, resolve
 from .pool import Pool
@@ -21,6 +22,7 @@ from .report import MemoryReport, Stats, memory_report, stats
 from .requirements import check_requirements
 from .schema import EntryPoint, Program
 from .settings import KEPT_GRAPHS, Settings, settle
+from .swap import read_weights, swap
 
 
 def load(
@@ -173,6 +175,37 @@ class Model:
             pool.enter()
             for state, tensor in zip(self.program.state, self._parts.states):
                 tensor.copy_(self._parts.constants[state.constant])
+
+    def load_weights(self, path: str | Path, *, strict: bool = True, cast: bool = False) -> None:
+        """Give the weights the values at `path`, at their addresses: nothing is built or captured again. Calls wait
+        until it is done, and see either all the old weights or all the new ones.
+
+        `path`: an artifact of other weights with the same programs (`aotair build --like`), a .safetensors file, or a
+        directory of them as Hugging Face lays it out, under the model's own names. `strict=False` leaves out names that
+        the model does not have. `cast`: convert floating-point tensors of another dtype. Tensors that no checkpoint has
+        (buffers that are not persistent) stay as they are; an artifact brings them too.
+
+        All is checked before the first byte is written: names, shapes, dtypes. Then the golden inputs are replayed: an
+        artifact's outputs have to agree within its tolerance, those of a checkpoint to be finite. Raises WeightsError,
+        or an ArtifactError, where anything fails, with the old weights and states back in their places: for that the
+        host holds a copy of them meanwhile. On the CPU, where weights are mapped, the model then has pages of its own;
+        no file is written to. States get their first values under the new weights, outputs of earlier calls are
+        overwritten, and the golden tensors of the artifact that was loaded stay those of its own weights.
+        """
+        weights = read_weights(Path(path), self.artifact, strict=strict, cast=cast)
+        with self._alone():
+            if not self._end.alive:
+                raise ClosedError("the model was closed", fix="load it again")
+            swap(self, weights, self._parts.constants, self._parts.states)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No call runs within, and nothing that was asked of the device is left to do."""
+        with self._pools[0].lock, torch.inference_mode():  # pools of one model have one lock
+            for pool in self._pools:
+                pool.enter()
+            self._device.synchronize()
+            yield
 
     def memory(self) -> MemoryReport:
         """Promised, reserved and used bytes, by what they are for, by pool and by bucket."""

@@ -121,11 +121,18 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor of the weights file, with the (first) name that the model gives it."""
+    """A tensor of the weights file, with the (first) name that the model gives it.
+
+    `kind`: "weight" (a checkpoint of the model has it), "fixed" (none has: buffers that are not persistent, constants
+    of the code), "derived" (the build computed it from the checkpoint, as int8 weights), "" (not recorded). `names`:
+    the model's tensors that it stands for, which were equal at build time, each with all the names that are tied to it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    kind: str = ""
+    names: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,21 @@ class Reserve:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a program follows from, so that another build can tell whether it would make the same: the versions of torch
+    and aotair, and digests (SHA-256, hexadecimal) of the recipe without its name and weights, of the user's own passes
+    and rules, and of the exported graph. All empty: not recorded."""
+
+    versions: str = ""
+    recipe: str = ""
+    code: str = ""
+    graph: str = ""
+
+
+@dataclass(frozen=True)
 class Program:
+    """`unread`: names that a checkpoint of the model has and no instruction reads."""
+
     name: str
     requirements: Requirements
     options: Options
@@ -302,3 +323,5 @@ class Program:
     alignment: int
     files: tuple[File, ...]
     reserve: Reserve = Reserve()
+    unread: tuple[str, ...] = ()
+    origin: Origin = Origin()

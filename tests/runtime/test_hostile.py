@@ -40,6 +40,7 @@ from aotair_runtime.schema import (
     Fresh,
     Layout,
     Op,
+    Origin,
     Program,
     Reserve,
     Space,
@@ -231,6 +232,10 @@ def with_entry(program: Program, **fields: object) -> Program:
     return replace(program, entry_points=(replace(program.entry_points[0], **fields),))
 
 
+def with_constant(program: Program, **fields: object) -> Program:
+    return replace(program, constants=(replace(program.constants[0], **fields), *program.constants[1:]))
+
+
 def with_instruction(program: Program, **fields: object) -> Program:
     return replace(program, instructions=(replace(program.instructions[0], **fields), *program.instructions[1:]))
 
@@ -277,6 +282,16 @@ SPOILT = {
     "dtype that is none": lambda p: replace(p, layouts=tuple(replace(x, dtype="load") for x in p.layouts)),
     "dtype with a path": lambda p: replace(p, layouts=tuple(replace(x, dtype="os.path") for x in p.layouts)),
     "negative constant": lambda p: replace(p, constants=(Constant("x", "float32", (-1,)), *p.constants[1:])),
+    "an unknown kind of constant": lambda p: with_constant(p, kind="pickle", names=(("x",),)),
+    "a constant that stands for nothing": lambda p: with_constant(p, kind="weight", names=()),
+    "a constant of names without a kind": lambda p: with_constant(p, kind="", names=(("x",),)),
+    "a constant of a tensor without a name": lambda p: with_constant(p, names=((),)),
+    "a name twice in one constant": lambda p: with_constant(p, names=(("x",), ("x",))),
+    "a name of two constants": lambda p: with_constant(p, names=p.constants[1].names),
+    "a name that is read and is not": lambda p: replace(p, unread=p.constants[0].names[0]),
+    "an unread name twice": lambda p: replace(p, unread=("x", "x")),
+    "an origin that is no digest": lambda p: replace(p, origin=Origin("", "../x", "", "")),
+    "an origin of another length": lambda p: replace(p, origin=Origin("", "", "", "0" * 63)),
     "state of no constant": lambda p: replace(p, state=(State("s", 99),)),
     "unknown op": lambda p: with_instruction(p, op=99),
     "unknown form": lambda p: with_instruction(p, form=7),

@@ -1,0 +1,54 @@
+"""Which names of a model's checkpoint a tensor goes by, and which tensors no checkpoint has."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from aotair_runtime.schema import Constant
+
+
+@dataclass(frozen=True)
+class Names:
+    """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `derived`: the
+    tensors that the build computed from a checkpoint's."""
+
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """All names of the tensor that goes by `name`."""
+        return self.tied.get(name, (name,))
+
+    def kind(self, name: str) -> str:
+        """The `kind` of a schema.Constant."""
+        if name in self.derived:
+            return "derived"
+        return "weight" if name in self.tied else "fixed"
+
+    def unread(self, constants: Iterable[Constant]) -> tuple[str, ...]:
+        """The checkpoint's names that none of the constants stands for."""
+        read = {name for constant in constants for group in constant.names for name in group}
+        return tuple(name for name in self.tied if name not in read)
+
+
+def names_of(model: torch.nn.Module) -> Names:
+    """A module says in `DERIVED` which of its tensors are computed from a checkpoint's."""
+    derived = frozenset(
+        f"{name}.{tensor}" for name, module in model.named_modules() for tensor in getattr(module, "DERIVED", ())
+    )
+    places: dict[tuple, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and name not in derived:
+            places.setdefault(_place(tensor), []).append(name)
+    for name, buffer in model.named_buffers():  # one that is not persistent may be a weight by another name
+        group = places.get(_place(buffer), [name])
+        group += [] if name in group else [name]
+    return Names({name: tuple(group) for group in places.values() for name in group}, derived)
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    """Equal for two tensors of the same memory: those are tied, whether they are one object or not."""
+    if not tensor.numel() or tensor.is_meta:
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
