@@ -31,7 +31,7 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 
 test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
 	$(BIN)/python -m pytest
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 fuzz: $(INSTALLED) ## random graphs: 2,000 through the line, 200 near each fusion rule, 5,000 memory plans, 600 on the simulated NPU (20 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
