@@ -11,7 +11,7 @@ from aotair_runtime.artifact import Artifact
 from aotair_runtime.buckets import choose, describe, evaluate
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
-from aotair_runtime.golden import compare, key
+from aotair_runtime.golden import changes, compare, key
 from aotair_runtime.model import Model
 from aotair_runtime.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
 from aotair_runtime.settings import Settings
@@ -141,8 +141,11 @@ class _Prover:
         for i, tensor in enumerate(want.tensors[:count]):
             golden[key(entry, number, "out", i)] = tensor
         rest = [("after", name) for name in self._mutated] + [("state", name) for name in self._model.state]
+        self._model.reset_state()
+        before = {("after", name): inputs[name] for name in self._mutated}
+        before |= {("state", name): tensor for name, tensor in self._model.state.items()}
         for (side, name), tensor in zip(rest, want.tensors[count:], strict=True):
-            golden[key(entry, number, side, name)] = tensor
+            golden.update(changes(key(entry, number, side, name), before[side, name], tensor))
 
     # ---- padding ------------------------------------------------------------------------------------------------
 

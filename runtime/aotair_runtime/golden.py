@@ -33,6 +33,17 @@ def key(entry: str, bucket: int, side: str, name: object) -> str:
     return f"{entry}.{bucket}.{side}.{name}"
 
 
+def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`after` as golden tensors: whole under `name`, or, where that is less, the flat positions where it differs from
+    `before` (`NAME.at`) and what is there (`NAME.is`). A step of a language model writes a few rows of its caches."""
+    before, after = before.reshape(-1), after.contiguous()
+    at = (before.view(torch.uint8) != after.view(-1).view(torch.uint8)).view(-1, after.element_size()).any(1).nonzero()
+    at = at.flatten()
+    if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
+        return {name: after}
+    return {f"{name}.at": at, f"{name}.is": after.view(-1)[at]}
+
+
 def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> tuple[float, bool]:
     """(largest absolute error, whether all elements are within `atol + rtol * |want|`).
 
@@ -66,15 +77,16 @@ def replay_bucket(model: "Model", golden: Mapping[str, torch.Tensor], entry: Ent
     given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
     given = [tensor.to(model.device, copy=True) for tensor in given]
     model.reset_state()
+    mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
+    lasting = [("after", mutated), ("state", model.state)]
+    wanted = [
+        (tensor, _take_changed(golden, key(entry.name, number, side, name), tensor))
+        for side, tensors in lasting
+        for name, tensor in tensors.items()
+    ]
     outputs = model.entry_points[entry.name].flat(given)
     pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
-    pairs += [
-        (tensor, _take(golden, key(entry.name, number, "after", spec.name)))
-        for tensor, spec in zip(given, entry.inputs)
-        if spec.kind == "mutated"
-    ]
-    pairs += [(t, _take(golden, key(entry.name, number, "state", name))) for name, t in model.state.items()]
-    return [(got.cpu(), want) for got, want in pairs]
+    return [(got.cpu(), want) for got, want in (*pairs, *wanted)]
 
 
 def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolerance: Tolerance) -> Comparison:
@@ -86,6 +98,19 @@ def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolera
         max((error for error, _ in results), default=0.0),
         all(within for _, within in results),
     )
+
+
+def _take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Tensor) -> torch.Tensor:
+    """What `changes` stored, of a tensor that is `before` now."""
+    if name in golden:
+        return golden[name]
+    at, values = _take(golden, f"{name}.at"), _take(golden, f"{name}.is")
+    fits = at.dtype == torch.int64 and at.dim() == 1 and values.shape == at.shape and values.dtype == before.dtype
+    if not fits or (at.numel() and not 0 <= int(at.min()) <= int(at.max()) < before.numel()):
+        raise MalformedError(f"the golden tensor {name!r} is changed at places that it does not have")
+    after = before.detach().to("cpu", copy=True).contiguous()
+    after.view(-1)[at] = values
+    return after
 
 
 def _take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
