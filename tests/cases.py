@@ -22,6 +22,8 @@ IDS = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 50], "pad": "an
 MASK = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 2], "pad": 0}
 ROWS = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}
 
+LENGTHS = {"shape": ["n"], "dtype": "int64", "range": [1, 7], "host": True, "pad": 1}
+
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
     "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),
@@ -77,5 +79,14 @@ RECIPES = {
     ),
     "halves": recipe(
         "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}
+    ),
+    "decode": recipe(
+        "Decode",
+        {
+            "x": {"shape": ["n", 1, 16], "dtype": "float32", "pad": "any"},
+            "keys": {"shape": ["n", 6, 16], "dtype": "float32", "pad": 0},
+            "lengths": LENGTHS,
+        },
+        {"n": [1, 2, 4]},
     ),
 }

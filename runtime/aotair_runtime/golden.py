@@ -54,7 +54,8 @@ def replay_golden(model: "Model") -> Iterator[Comparison]:
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
             given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
-            given = [tensor.to(model.device, copy=True) for tensor in given]
+            homes = ["cpu" if spec.host else model.device for spec in entry.inputs]
+            given = [tensor.to(home, copy=True) for tensor, home in zip(given, homes)]
             model.reset_state()
             outputs = model.entry_points[entry.name].flat(given)
             pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
