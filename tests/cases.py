@@ -86,6 +86,7 @@ RECIPES = {
             "x": {"shape": ["n", 1, 16], "dtype": "float32", "pad": "any"},
             "keys": {"shape": ["n", 6, 16], "dtype": "float32", "pad": 0},
             "lengths": LENGTHS,
+            "others": LENGTHS,
         },
         {"n": [1, 2, 4]},
     ),

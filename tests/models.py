@@ -353,19 +353,19 @@ class Attended(nn.Module):
 
 
 class Decode(torch.nn.Module):
-    """Attention over the first `lengths` keys of each row of a cache, in two layers with lists of their own."""
+    """Attention over the first keys of each row of a cache: as many as `lengths`, as `others`, and three."""
 
-    def __init__(self, heads: int = 2, size: int = 8, layers: int = 2):
+    def __init__(self, heads: int = 2, size: int = 8, layers: int = 3):
         super().__init__()
         width = heads * size
         self.heads, self.scale = heads, size**-0.5
         self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
 
-    def forward(self, x, keys, lengths):
-        for layer in self.layers:
+    def forward(self, x, keys, lengths, others):
+        for layer, list_ in zip(self.layers, (lengths, others, [3])):
             query = layer(x)
             found, _ = torch.ops.npu.npu_fused_infer_attention_score(
-                query, keys, keys, actual_seq_lengths_kv=lengths, num_heads=self.heads, scale=self.scale
+                query, keys, keys, actual_seq_lengths_kv=list_, num_heads=self.heads, scale=self.scale
             )
             x = x + found
         return x

@@ -87,6 +87,10 @@ class Lane:
         self._mark.record(current)
         stream.wait_event(self._mark)
 
+    def follow_mark(self) -> None:
+        """Let the spare stream wait for what the last `follow` did."""
+        self.spare.wait_event(self._mark)
+
 
 class UpdatedGraph:
     """`lists` are those that were captured, by the number of each list input."""
@@ -107,22 +111,32 @@ class UpdatedGraph:
             self._gates.opening.replay()
             self._graph.replay()
             return
-        before, self._lists = self._lists, None
-        changed = [new != old for new, old in zip(lists, before, strict=True)]
+        changed = [new != old for new, old in zip(lists, self._lists, strict=True)]
         with self._updates.lock:
             current = self._lane.current()
             beside = self._lane.beside(current)
             self._gates.closing.replay()
             self._lane.follow(beside, current)  # an earlier replay may not have come to its groups yet
-            self._graph.replay()
-            self._update(current, beside, lists, changed)
+            self._lists = None
+            try:
+                self._replay()
+                self._update(beside, lists, changed)
+            finally:
+                self._lane.use(current)
         self._lists = list(lists)
 
-    def _update(self, current: object, stream: object, lists: Lists, changed: Sequence[bool]) -> None:
+    def _replay(self) -> None:
+        try:
+            self._graph.replay()
+        except BaseException as error:
+            self._let_go(0)  # some of it may have been issued
+            raise UpdateError(f"the replay was not issued: {error}") from error
+
+    def _update(self, stream: object, lists: Lists, changed: Sequence[bool]) -> None:
         begin, end, lane = self._updates.update_begin, self._updates.update_end, self._lane
         done = 0
-        lane.use(stream)
         try:
+            lane.use(stream)
             for node in self._nodes:
                 call = node.call
                 if call.takes(changed):
@@ -143,11 +157,10 @@ class UpdatedGraph:
                 what, got="a replay with those of an earlier call", expected="those of this call",
                 fix="call again: the bucket is captured anew; what the call wrote into states and inputs is not right",
             ) from error  # fmt: skip
-        finally:
-            lane.use(current)
 
     def _let_go(self, done: int) -> None:
         """Open the gates that are still closed: the device would wait for ever."""
+        self._lane.follow_mark()
         for node in self._nodes[done:]:
             node.gate.record(self._lane.spare)
 
