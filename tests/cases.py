@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parent.parent
 MODELS = str(Path(__file__).parent / "models.py")
 
@@ -90,4 +92,5 @@ RECIPES = {
         },
         {"n": [1, 2, 4]},
     ),
+    "ascend_decode": yaml.safe_load((ROOT / "recipes" / "ascend_decode.yaml").read_text()),
 }

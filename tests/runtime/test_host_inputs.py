@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(node, reference, lengt
     x, keys = inputs(node, 2)
     model(x, keys, [2, 3], [2, 2])
     with pytest.raises(error):
-        model(x, keys, lengths)
+        model(x, keys, lengths, [1, 2])
     close(model(x, keys, [2, 3], [2, 2]), reference(x, keys, [2, 3], [2, 2]))
 
 

@@ -5,6 +5,7 @@ on a stream of their own, the groups get their new arguments one after the other
 group has them: the device works while the host is still busy with later groups.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class Lane:
             del self._beside[2:]
         return self._beside[0]
 
+    def renew(self) -> None:
+        """Take other streams for updates."""
+        self._beside.clear()
+
     def follow(self, stream: object, current: object) -> None:
         """Let a stream wait for what was issued on the caller's."""
         self._mark.record(current)
@@ -150,6 +155,7 @@ class UpdatedGraph:
                 done += 1
         except BaseException as error:
             self._let_go(done)
+            self._give_up(stream)
             if not isinstance(error, Exception):
                 raise
             what = f"the host arguments of {self._nodes[done].call.node} were not replaced: {error}"
@@ -163,6 +169,12 @@ class UpdatedGraph:
         self._lane.follow_mark()
         for node in self._nodes[done:]:
             node.gate.record(self._lane.spare)
+
+    def _give_up(self, stream: object) -> None:
+        """Leave a stream whose update may still be open, and take another one from now on."""
+        with contextlib.suppress(RuntimeError):
+            self._updates.update_end(stream)
+        self._lane.renew()
 
     def reset(self) -> None:
         self._lists = None
