@@ -14,7 +14,7 @@ import simkernels
 import simnpu
 import torch
 
-import aotair
+import aotair.ops.npu  # defines what torch_npu lacks
 
 from .updates_model import BATCH, LONGEST
 
@@ -37,7 +37,6 @@ def workspace(query, *_args, **_kwargs):
 def main() -> None:
     simnpu.install()
     torch.npu.set_device(0)
-    import aotair.ops.npu  # noqa: F401  (what torch_npu lacks)
 
     library = torch.library.Library("npu", "FRAGMENT")
     for name, kernel in (

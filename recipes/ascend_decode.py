@@ -1,14 +1,14 @@
 """One decoding step of a small decoder written for Ascend NPUs: latent attention over paged caches, int8 products.
 
-The lengths of the sequences are a list of the host, as `npu_fused_infer_attention_score` takes it. Each row of the batch
-is one token of one sequence: `slots` is where its keys go (-1: nowhere), `tables` which blocks its sequence has.
+The lengths of the sequences are a list of the host, as `npu_fused_infer_attention_score` takes it. Each row of the
+batch is one token of one sequence: `slots` is where its keys go (-1: nowhere), `tables` which blocks it has.
 """
 
 import torch
 from torch import Tensor, nn
 
-import aotair.ops.air  # defines scope_enter and scope_exit
-import aotair.ops.npu  # defines the ops of torch_npu where that is absent
+from aotair.ops import air as _scopes  # noqa: F401  (defines scope_enter and scope_exit)
+from aotair.ops import npu as _ops  # noqa: F401  (defines the ops of torch_npu where that is absent)
 
 npu, air = torch.ops.npu, torch.ops.air
 HALF = 5  # what npu_quant_matmul calls float16

@@ -309,7 +309,7 @@ class _Rules:
         for item, args in zip(code, named):
             with_workspace = any(isinstance(value, WorkspaceArg) for _, value in item.kwargs)
             self.require(bool(args) or not with_workspace, f"{path}.code", "a workspace beside host arguments")
-            self.require(not args or item.form != Form.COPY, f"{path}.code", "host arguments of ops that write in place")
+            self.require(not args or item.form != Form.COPY, f"{path}.code", "host arguments of an op that writes")
 
     def unread(self, bucket: Bucket, listed: set[int], path: str) -> None:
         """What some instruction of the entry point takes as a list, none reads as a tensor: it is not copied."""

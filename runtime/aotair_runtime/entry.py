@@ -336,9 +336,7 @@ class Entry:
 
     def _filling(self, bucket: Bucket, shapes: Sequence[torch.Size]) -> list[list[int]]:
         wanted = [self._layouts[bucket.tensors[bucket.inputs[i]].layout].shape[0] for i in self._hosts.listed]
-        return [
-            filling(self.spec.inputs[i], want - shapes[i][0]) for i, want in zip(self._hosts.listed, wanted)
-        ]
+        return [filling(self.spec.inputs[i], want - shapes[i][0]) for i, want in zip(self._hosts.listed, wanted)]
 
     def _usable_in_place(self, bucket: Bucket, sizes: Sequence[int], static: Sequence[int]) -> Sequence[int]:
         """Of the user inputs that may be used where they lie, those that the program addresses as such: none where

@@ -100,15 +100,7 @@ def bind(
         calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
     inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
-    return Bound(
-        where,
-        inputs,
-        outputs,
-        tuple(calls),
-        tuple(nodes),
-        tensors.addressed,
-        tuple(updated),
-    )
+    return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
 
 
 def _priority(bucket: Bucket, stream: int) -> int:

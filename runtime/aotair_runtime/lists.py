@@ -25,10 +25,7 @@ class HostCall:
 
     def takes(self, changed: Sequence[bool]) -> bool:
         """Whether any of its lists is among those that changed."""
-        for position in self._positions:
-            if changed[position]:
-                return True
-        return False
+        return True in [changed[position] for position in self._positions]
 
     def set(self, lists: Sequence[list[int]]) -> None:
         """Use these lists from now on."""

@@ -49,8 +49,9 @@ def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
 def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
     yield f"entry point {entry.name}"
     for spec in entry.inputs:
+        host = ", a list of the host" if spec.host else ""
         pad = "" if spec.pad is None else f", pad {spec.pad}"
-        yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{', a list of the host' * spec.host}{pad})"
+        yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{host}{pad})"
     for number, output in enumerate(entry.outputs):
         yield f"  output {number}: {output.dtype}{shape_text(entry, output.shape)}"
     rows = []

@@ -110,7 +110,9 @@ def test_on_other_devices_lengths_may_be_tensors(tmp_path):
 @pytest.mark.parametrize("name", ["fused_infer_attention_score", "fused_infer_attention_score_v2"])
 def test_the_op_with_tensors_gives_the_same(name):
     x, keys = torch.randn(3, 1, 16), torch.randn(3, 5, 16)
-    heads, lists = ("num_query_heads", "actual_seq_kvlen") if name[-1] == "2" else ("num_heads", "actual_seq_lengths_kv")
+    heads, lists = (
+        ("num_query_heads", "actual_seq_kvlen") if name[-1] == "2" else ("num_heads", "actual_seq_lengths_kv")
+    )
     options = {heads: 2}
     want = getattr(torch.ops.npu, f"npu_{name}")(x, keys, keys, **options, **{lists: [1, 4, 5]})
     lengths = torch.tensor([1, 4, 5])

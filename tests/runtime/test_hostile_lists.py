@@ -1,4 +1,4 @@
-"""What a program may say about host arguments: lists that calls bring, workspaces that ops measure, and nothing else."""
+"""What a program may say about host arguments: lists that calls bring, workspaces that ops measure, no more."""
 
 import shutil
 from collections.abc import Callable
@@ -96,9 +96,7 @@ def lists_and(name: str, value: object, **fields) -> Callable[[Program], Program
 
 def first_by_position(program: Program) -> Program:
     first = program.instructions[0]
-    return replace(
-        program, instructions=(replace(first, args=(*first.args, HostArg(2))), *program.instructions[1:])
-    )
+    return replace(program, instructions=(replace(first, args=(*first.args, HostArg(2))), *program.instructions[1:]))
 
 
 MALFORMED = {

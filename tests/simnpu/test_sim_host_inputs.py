@@ -1,4 +1,4 @@
-"""What makes lists of the host right on a device that bakes them in: the updates, their gates, and what a failure leaves.
+"""What makes lists of the host right on a device that bakes them in: updates, their gates, what a failure leaves.
 
 Without an update the numbers are those of another call; without an open gate the device would wait for ever.
 """
@@ -83,6 +83,16 @@ class Refusal(Exception):
     pass
 
 
+class Dead:
+    """A graph that cannot be replayed."""
+
+    def __init__(self, replay):
+        self.replay = replay
+
+    def reset(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("what", ["begin", "call", "end", "record", "replay"])
 def test_an_update_that_fails_is_no_number_and_no_hang(model, wants, monkeypatch, what, nth):
@@ -105,7 +115,7 @@ def test_an_update_that_fails_is_no_number_and_no_hang(model, wants, monkeypatch
             patch.setattr(torch.npu.ExternalEvent, "record", failing(torch.npu.ExternalEvent.record))
         elif what == "replay":
             count += [1] * (nth - 1)
-            patch.setattr(graph, "_graph", type("Graph", (), {"replay": failing(lambda _: None), "reset": lambda _: None})())
+            patch.setattr(graph, "_graph", Dead(failing(lambda: None)))
         else:
             patch.setattr(graph._updates, f"update_{what}", failing(getattr(graph._updates, f"update_{what}")))
         with pytest.raises(UpdateError, match="no"):
