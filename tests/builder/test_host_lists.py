@@ -125,3 +125,18 @@ def test_the_op_with_tensors_gives_the_same(name):
 
 def test_the_recipe_of_the_tests_has_a_constant_list():
     assert RECIPES["decode"]["inputs"]["lengths"]["host"]
+
+
+def test_the_command_line_takes_lists_as_tensors(tmp_path):
+    import safetensors.torch
+    from click.testing import CliRunner
+
+    from aotair.cli import main
+
+    path, file = aotair.build(recipe("by_position"), tmp_path / "a.aotair"), tmp_path / "in.safetensors"
+    safetensors.torch.save_file({"x": torch.randn(2, 1, 16), "lengths": torch.tensor([1, 1])}, file)
+    for arguments in (["run", str(path), str(file)], ["verify", str(path)], ["inspect", str(path)]):
+        options = [] if arguments[0] == "inspect" else ["--device", "cpu"]
+        done = CliRunner().invoke(main, [*arguments, *options])
+        assert done.exit_code == 0, done.output
+    assert "a list of the host" in done.output
