@@ -39,7 +39,11 @@ def bench(model: Model, original: torch.nn.Module | None, seconds: float) -> Ite
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
             names = [spec.name for spec in entry.inputs]
-            inputs = [golden[key(entry.name, number, "in", name)].to(model.device, copy=True) for name in names]
+            given = [golden[key(entry.name, number, "in", name)] for name in names]
+            inputs = [
+                tensor.tolist() if spec.host else tensor.to(model.device, copy=True)
+                for spec, tensor in zip(entry.inputs, given)
+            ]
             calls = [functools.partial(model.entry_points[entry.name], *inputs)]
             if original is not None:
                 calls.append(functools.partial(original, **dict(zip(names, inputs))))

@@ -248,7 +248,8 @@ def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None, devic
 
     given = read_tensors(inputs)
     with aotair_runtime.load(artifact, device=device, enable_output_clone=True, capture="lazy") as model:
-        given = {name: tensor.to(model.device) for name, tensor in given.items()}
+        hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
+        given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
         name = entry or next(iter(model.entry_points))
         if name not in model.entry_points:
             raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)

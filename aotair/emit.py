@@ -14,6 +14,7 @@ from aotair_runtime.schema import (
     DTypeArg,
     Form,
     Fresh,
+    HostArg,
     Instruction,
     Layout,
     LayoutArg,
@@ -22,11 +23,13 @@ from aotair_runtime.schema import (
     Placement,
     Space,
     TensorArg,
+    WorkspaceArg,
 )
 
 from . import chunks
 from .errors import UnsupportedError
 from .graph.verify import source
+from .ops.host import SUFFIX, vendor
 from .outs import out_variant
 from .passes.streams import RECORD, stream_of
 from .plan.arena import Plan
@@ -97,18 +100,19 @@ def emit(
     inputs: Sequence[str],
     sizes: tuple[int, ...],
     target: Target,
+    hosts: Sequence[str] = (),
 ) -> Bucket:
     """The program of one bucket.
 
     `names` gives the constant's or state's name in `tables` for each placeholder that is one; `inputs` are the
-    placeholders of the call's inputs, in order.
+    placeholders of the call's inputs, in order, `hosts` those of host inputs.
     """
-    return _Emitter(graph, lives, plan, tables, names, inputs, target).bucket(sizes)
+    return _Emitter(graph, lives, plan, tables, names, inputs, target, hosts).bucket(sizes)
 
 
 class _Emitter:
-    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names: Mapping[str, str], inputs, target):
-        self._target = target
+    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names, inputs, target, hosts):
+        self._target, self._hosts, self._updated = target, hosts, 0
         self._graph, self._lives, self._plan, self._tables = graph, lives, plan, tables
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._names, self._inputs = names, list(inputs)
@@ -139,6 +143,7 @@ class _Emitter:
             events,
             priorities if any(priorities) else (),
             tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in sorted(self._fresh.items())),
+            self._updated,
         )
 
     def _copy_offset(self, placeholder: Node) -> int:
@@ -155,6 +160,9 @@ class _Emitter:
             return
         if op in _COPIES or op in _FILLS:
             yield self._fill_or_copy(node)
+            return
+        if self._target.kind == "npu" and vendor(op) is not None:
+            yield self._with_lists(node)
             return
         args = tuple(self._arg(arg) for arg in node.args)
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
@@ -178,6 +186,28 @@ class _Emitter:
             yield from self._chunked(node, sliced, args, kwargs)
         else:
             yield self._copied(op, args, kwargs, self._results(node), node, _nbytes(node))
+
+    def _with_lists(self, node: Node) -> Instruction:
+        """A call whose lengths are host arguments."""
+        found = vendor(node.target)
+        kwargs: dict[str, Arg] = {}
+        for name, value in node.kwargs.items():
+            if name.endswith(SUFFIX) and isinstance(value, Node):
+                kwargs[name.removesuffix(SUFFIX)] = self._host_arg(node, value)
+            elif not name.endswith(SUFFIX):
+                kwargs[name] = self._arg(value)
+        measure = self._tables.ops.number(Op(found.workspace.name(), str(found.workspace._schema)))
+        kwargs["workspace"] = WorkspaceArg(measure)
+        self._updated += 1
+        return self._make(found.out, Form.OUT, tuple(map(self._arg, node.args)), kwargs, self._results(node), node)
+
+    def _host_arg(self, node: Node, value: Node) -> HostArg:
+        if value.op != "placeholder" or value.name not in self._hosts:
+            raise UnsupportedError(
+                f"lengths of {node.target} are no host input{source(node)}", got=str(value),
+                expected="an input with host: true, as it came: what the graph computes, a replay cannot replace",
+            )  # fmt: skip
+        return HostArg(self._inputs.index(value.name))
 
     def _copied(self, op, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node, nbytes: int) -> Instruction:
         """A call whose fresh results, of `nbytes` in all, are copied to their places."""

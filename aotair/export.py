@@ -23,6 +23,7 @@ from .errors import ExportError, UnsupportedError
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
+from .hostlist import taking_lists
 from .names import Names, names_of
 from .original import calling
 from .recipe import Recipe
@@ -83,12 +84,33 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with _quiet_torch(), torch.no_grad(), calling(model, recipe.method):
+        with _quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(
+                error.what + _user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                fix=error.fix,
+            ) from error  # fmt: skip
         raise _explain(error, recipe) from error
     return replace(_classify(program, recipe), names=names_of(model))
+
+
+@contextlib.contextmanager
+def _with_lists(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Within the block, the model's host inputs are what stands for lists."""
+    if not any(item.host for item in recipe.inputs.values()):
+        yield
+        return
+    had = model.__dict__.get("forward")
+    model.forward = taking_lists(model, recipe)
+    try:
+        yield
+    finally:
+        del model.forward
+        if had is not None:
+            model.forward = had
 
 
 def share_states(exported: Sequence[Exported]) -> list[Exported]:

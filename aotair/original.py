@@ -29,6 +29,7 @@ class Original:
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe):
         self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
+        self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def __call__(
@@ -42,7 +43,8 @@ class Original:
         for name, value in (states or {}).items():
             self.buffers()[name].copy_(value)
         with torch.no_grad(), calling(self._model, self._method) as model:
-            result = model(**{name: inputs[name] for name in self._names})
+            given = {name: inputs[name] for name in self._names}
+            result = model(**given | {name: given[name].tolist() for name in self._lists})
         return [leaf.clone() for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     def reset(self) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from aotair_runtime.executor import written_names
 
+from .ops.host import vendor
 from .targets import Target
 
 _FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
@@ -17,6 +18,8 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
     for it: the generated ones compute elsewhere and copy. Options of factories (dtype, layout, device) are implied by
     the out tensor and may be missing from it.
     """
+    if target.kind == "npu" and (found := vendor(op)) is not None:
+        return found.out
     if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
         return None
     if not all(str(r.type) == "Tensor" for r in op._schema.returns):

@@ -170,8 +170,9 @@ def _emitted(
     names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.read_constants().items()}
     names |= {p: constant.name for p, constant in exported.states.items()}
     target, inputs = Target(recipe.target.device), list(exported.inputs.values())
+    hosts = [placeholder for name, placeholder in exported.inputs.items() if recipe.inputs[name].host]
     return tuple(
-        emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target) for item, plan in planned
+        emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target, hosts) for item, plan in planned
     )
 
 
@@ -192,6 +193,7 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
             tuple(("dim", dims.index(size)) if isinstance(size, str) else size for size in item.shape),
             item.pad,
             None if item.range is None else tuple(map(float, item.range)),
+            item.host,
         )
         for name, item in recipe.inputs.items()
     )

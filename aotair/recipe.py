@@ -126,6 +126,9 @@ class InputPart(_Part):
         description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded",
     )
     distinct: bool = Field(False, description="all values differ: rows of a cache, say, that a call writes into")
+    host: bool = Field(
+        False, description="the model takes a list of ints, which kernels read on the host; replaced at each call"
+    )
     mutated: bool = Field(False, description="the model writes into it; the caller's memory is used in place")
 
     @model_validator(mode="after")
@@ -136,6 +139,8 @@ class InputPart(_Part):
             raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
         if self.distinct and (self.dtype not in INTEGERS or self.pad == "any"):
             raise ValueError("distinct is for integers, padded with one that is nobody's")
+        if self.host and (self.mutated or self.dtype != "int64" or len(self.shape) != 1):
+            raise ValueError("a host input is a list of ints: dtype int64, one dimension, not mutated")
         if self.mutated and self.pad is not None:
             raise ValueError("a mutated input is used in place and cannot be padded: remove pad")
         return self

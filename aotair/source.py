@@ -26,7 +26,8 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
 
     The factory runs with torch's random state set to `verify.seed`. Raises ModelError.
     """
-    if recipe.target.device == "npu":
+    hosts = [name for one in recipe.entries() for name, item in one.inputs.items() if item.host]
+    if recipe.target.device == "npu" or hosts:
         importlib.import_module(".ops.npu", __package__)  # the model may call them
     factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
     torch.manual_seed(recipe.verify.seed)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parent.parent
 MODELS = str(Path(__file__).parent / "models.py")
 
@@ -21,6 +23,8 @@ def recipe(model: str, inputs: dict, buckets: dict | list | None = None, **parts
 IDS = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 50], "pad": "any"}
 MASK = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 2], "pad": 0}
 ROWS = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}
+
+LENGTHS = {"shape": ["n"], "dtype": "int64", "range": [1, 7], "host": True, "pad": 1}
 
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
@@ -78,4 +82,15 @@ RECIPES = {
     "halves": recipe(
         "Halves", {"x": {"shape": ["n", 2, "s"], "dtype": "float32", "pad": "any"}}, {"n": [2], "s": [9, 17]}
     ),
+    "decode": recipe(
+        "Decode",
+        {
+            "x": {"shape": ["n", 1, 16], "dtype": "float32", "pad": "any"},
+            "keys": {"shape": ["n", 6, 16], "dtype": "float32", "pad": 0},
+            "lengths": LENGTHS,
+            "others": LENGTHS,
+        },
+        {"n": [1, 2, 4]},
+    ),
+    "ascend_decode": yaml.safe_load((ROOT / "recipes" / "ascend_decode.yaml").read_text()),
 }

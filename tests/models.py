@@ -477,3 +477,22 @@ class Buffers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.where(self.allowed, (x * self.weight)[:, self.order], x) * self.scale
+
+
+class Decode(torch.nn.Module):
+    """Attention over the first keys of each row of a cache: as many as `lengths`, as `others`, and three."""
+
+    def __init__(self, heads: int = 2, size: int = 8, layers: int = 3):
+        super().__init__()
+        width = heads * size
+        self.heads, self.scale = heads, size**-0.5
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x, keys, lengths, others):
+        for layer, list_ in zip(self.layers, (lengths, others, [3])):
+            query = layer(x)
+            found, _ = torch.ops.npu.npu_fused_infer_attention_score(
+                query, keys, keys, actual_seq_lengths_kv=list_, num_heads=self.heads, scale=self.scale
+            )
+            x = x + found
+        return x

@@ -87,7 +87,7 @@ def build_elsewhere(folder: Path, kind: str) -> None:
     """Build all RECIPES for a device in a process that has neither its package nor the device."""
     hidden = {"PYTHONPATH", "LD_LIBRARY_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     clean = {name: value for name, value in os.environ.items() if name not in hidden}
-    paths = [str(ROOT), str(ROOT / "tests")]
+    paths = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
     done = subprocess.run(
         [sys.executable, str(Path(__file__)), str(folder), kind],
         env=clean

@@ -38,6 +38,11 @@ def define() -> None:
         torch.fx.node.has_side_effect(getattr(torch.ops.air, name).default)
 
 
+def is_marker(op: object) -> bool:
+    """Whether an op is one of these, and not one that computes."""
+    return isinstance(op, torch._ops.OpOverload) and op.namespace == "air" and op._schema.name[5:] in _SCHEMAS
+
+
 def _record_shape(*, device: torch.device | None = None) -> torch.Tensor:
     return torch.empty(0, device="meta")
 

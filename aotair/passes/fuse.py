@@ -16,6 +16,7 @@ from ..graph.alias import root, written_roots
 from ..graph.fake import relay
 from ..graph.show import target_name
 from ..graph.verify import source
+from ..ops.air import is_marker
 from .edits import Edits
 from .streams import labels
 
@@ -181,7 +182,7 @@ def _is_border(node: Node) -> bool:
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):
         return False
-    return op._schema.is_mutable or (op.namespace == "air" and not op._schema.name.startswith("air::scope"))
+    return op._schema.is_mutable or (is_marker(op) and not op._schema.name.startswith("air::scope"))
 
 
 def _unnamed_argument(match: Match, node: Node) -> str | None:

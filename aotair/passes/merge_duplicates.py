@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import root, written_roots
+from ..ops.air import is_marker
 from .edits import Edits
 from .streams import labels
 
@@ -40,7 +41,7 @@ def _is_pure(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):
         return False
     seeded = torch.Tag.nondeterministic_seeded in op.tags
-    return not op._schema.is_mutable and bool(op._schema.returns) and not seeded and op.namespace != "air"
+    return not op._schema.is_mutable and bool(op._schema.returns) and not seeded and not is_marker(op)
 
 
 def _key(value: object) -> object:

@@ -5,6 +5,7 @@ Each bucket has concrete shapes that were checked when it was specialised, so th
 
 import torch
 
+from ..ops.air import is_marker
 from .edits import Edits
 
 _ASSERTIONS = frozenset(
@@ -36,4 +37,4 @@ def _is_dead(node: torch.fx.Node) -> bool:
 def _has_effect(node: torch.fx.Node) -> bool:
     """Whether it writes somewhere, or says on which stream others run (`air`)."""
     op = node.target
-    return isinstance(op, torch._ops.OpOverload) and (op._schema.is_mutable or op.namespace == "air")
+    return isinstance(op, torch._ops.OpOverload) and (op._schema.is_mutable or is_marker(op))

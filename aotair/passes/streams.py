@@ -67,7 +67,7 @@ def launches(node: Node) -> bool:
         or not isinstance(node.target, torch._ops.OpOverload)
     ):
         return False
-    return node.target.namespace != "air" and (base(node) is None or node.target._schema.is_mutable)
+    return not air.is_marker(node.target) and (base(node) is None or node.target._schema.is_mutable)
 
 
 # ---- what the nodes say ----------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class _Scopes:
                 self.consumed.append(node)
             else:
                 self.nodes.append(node)
-                self.events += isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "air"
+                self.events += air.is_marker(node.target)
                 if node.op == "call_function" and (current is not None or "stream" in node.meta):
                     self.stream[node] = stream_of(node) if current is None else current
         if stack:
@@ -152,7 +152,7 @@ class _Writer:
     def add(self, node: Node) -> None:
         if node.op != "call_function":
             return
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "air":
+        if air.is_marker(node.target):
             self._event(node)
         elif launches(node):
             self._start(stream_of(node), node)

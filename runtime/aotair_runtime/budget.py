@@ -6,12 +6,19 @@ from dataclasses import fields
 from .devices import Device, Limits, Usage
 from .errors import BudgetError, OutOfMemoryError
 from .promise import Promise, indented, refuse_beyond
-from .schema import Bucket, Requirements
+from .schema import Bucket, Program, Requirements
 
 
 def cost(bucket: Bucket) -> Usage:
     """What one capture of a bucket takes until it is reset."""
-    return Usage(1, bucket.streams, bucket.events)
+    return Usage(1, bucket.streams, bucket.events + bucket.updated)
+
+
+def pool_cost(device: Device, program: Program) -> Usage:
+    """What one pool takes beside its captures: two more graphs where host arguments are replaced."""
+    updates = device.concurrent and any(bucket.updated for e in program.entry_points for bucket in e.buckets)
+    price = device.space_cost
+    return price + price + price if updates else price
 
 
 def check_budget(device: Device, wanted: Iterable[Usage], limits: Limits, where: str) -> None:

@@ -1,16 +1,19 @@
 """Whether a decoded program keeps the rules of the format: every number it holds is checked before it is believed."""
 
 import re
+from collections.abc import Iterator
 
 import torch
 
 from .buckets import evaluate
 from .errors import MalformedError
+from .lists import list_inputs
 from .schema import (
     Bucket,
     DTypeArg,
     EntryPoint,
     Form,
+    HostArg,
     Input,
     Instruction,
     LayoutArg,
@@ -19,6 +22,7 @@ from .schema import (
     Program,
     Space,
     TensorArg,
+    WorkspaceArg,
 )
 from .streams import stream_fault
 
@@ -142,6 +146,9 @@ class _Rules:
         for i, spec in enumerate(entry.inputs):
             self.require(spec.kind in ("user", "mutated"), f"{path}.inputs[{i}].kind", "user or mutated", spec.kind)
             dtype(spec.dtype, self.where)
+            self.require(
+                not spec.host or _may_be_host(spec), f"{path}.inputs[{i}]", "a host input of int64, with a range", spec
+            )
             for expr in spec.shape:
                 self.expr(expr, entry, f"{path}.inputs[{i}].shape", plain=True)
         seen = {expr[1] for spec in entry.inputs for expr in spec.shape if isinstance(expr, tuple)}
@@ -159,6 +166,9 @@ class _Rules:
         )
         for i, bucket in enumerate(entry.buckets):
             self.bucket(bucket, entry, f"{path}.buckets[{i}]")
+        listed = set(list_inputs(self.program, entry))
+        for i, bucket in enumerate(entry.buckets):
+            self.unread(bucket, listed, f"{path}.buckets[{i}]")
 
     def expr(self, expr: object, entry: EntryPoint, path: str, *, plain: bool = False) -> None:
         if isinstance(expr, int):
@@ -197,6 +207,7 @@ class _Rules:
         for number in bucket.code:
             self.index(number, len(self.program.instructions), f"{path}.code")
             self.instruction(self.program.instructions[number], bucket, f"instructions[{number}] in {path}")
+        self.updates(bucket, entry, path)
         self.streams(bucket, path)
         self.fresh(bucket, path)
 
@@ -301,8 +312,33 @@ class _Rules:
             if number >= 0:
                 space = bucket.tensors[number].space
                 self.require(space not in READ_ONLY, path, "results outside constants and user inputs", number)
-        for value in (*instruction.args, *(value for _, value in instruction.kwargs)):
+        for _, value in instruction.kwargs:
+            if isinstance(value, WorkspaceArg):
+                self.index(value.op, len(self.program.ops), f"{path}.workspace")
+        named = (value for _, value in instruction.kwargs if not isinstance(value, (HostArg, WorkspaceArg)))
+        for value in (*instruction.args, *named):
             self.argument(value, bucket, path)
+
+    def updates(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
+        """Host arguments name host inputs, and only beside them are there workspaces."""
+        code = [self.program.instructions[number] for number in bucket.code]
+        named = [[value for _, value in item.kwargs if isinstance(value, HostArg)] for item in code]
+        for arg in (arg for args in named for arg in args):
+            self.index(arg.input, len(entry.inputs), f"{path}.code")
+            self.require(entry.inputs[arg.input].host, f"{path}.code", "a host input", arg.input)
+        count = sum(map(bool, named))
+        self.require(count == bucket.updated, f"{path}.updated", f"{count}", bucket.updated)
+        for item, args in zip(code, named):
+            with_workspace = any(isinstance(value, WorkspaceArg) for _, value in item.kwargs)
+            self.require(bool(args) or not with_workspace, f"{path}.code", "a workspace beside host arguments")
+            self.require(not args or item.form != Form.COPY, f"{path}.code", "host arguments of an op that writes")
+
+    def unread(self, bucket: Bucket, listed: set[int], path: str) -> None:
+        """What some instruction of the entry point takes as a list, none reads as a tensor: it is not copied."""
+        code = [self.program.instructions[number] for number in bucket.code]
+        mine = {n for n, at in enumerate(bucket.tensors) if at.space == Space.INPUT and at.index in listed}
+        used = {n for item in code for n in (*item.outs, *_tensors((*item.args, *(v for _, v in item.kwargs))))}
+        self.require(not mine & (used | set(bucket.outputs)), f"{path}.code", "a list that is no tensor", mine & used)
 
     def argument(self, value: object, bucket: Bucket, path: str) -> None:
         if isinstance(value, tuple):
@@ -310,9 +346,26 @@ class _Rules:
                 self.argument(item, bucket, path)
         elif isinstance(value, TensorArg):
             self.index(value.index, len(bucket.tensors), path)
+        elif isinstance(value, (HostArg, WorkspaceArg)):
+            self.require(False, path, "host arguments by name, not within others", value)
         elif isinstance(value, DTypeArg):
             dtype(value.name, self.where)
         elif isinstance(value, MemoryFormatArg):
             memory_format(value.name, self.where)
         elif isinstance(value, LayoutArg):
             layout(value.name, self.where)
+
+
+def _may_be_host(spec: Input) -> bool:
+    low, high = spec.value_range if spec.value_range and len(spec.value_range) == 2 else (0, 0)
+    plain = spec.kind == "user" and spec.dtype == "int64" and len(spec.shape) == 1
+    return plain and -_MAX_BYTES < low < high < _MAX_BYTES and (spec.pad in (None, "any") or type(spec.pad) is int)
+
+
+def _tensors(values: tuple) -> Iterator[int]:
+    """The tensors among arguments, by number."""
+    for value in values:
+        if isinstance(value, TensorArg):
+            yield value.index
+        elif isinstance(value, tuple):
+            yield from _tensors(value)

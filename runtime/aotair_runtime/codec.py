@@ -20,14 +20,24 @@ from .schema import (
     READS,
     DeviceArg,
     DTypeArg,
+    HostArg,
     LayoutArg,
     MemoryFormatArg,
     Program,
     TensorArg,
+    WorkspaceArg,
 )
 
 _MAX_DEPTH = 32
-_ARGS = {"t": TensorArg, "dtype": DTypeArg, "format": MemoryFormatArg, "layout": LayoutArg, "device": DeviceArg}
+_ARGS = {
+    "t": TensorArg,
+    "dtype": DTypeArg,
+    "format": MemoryFormatArg,
+    "layout": LayoutArg,
+    "device": DeviceArg,
+    "host": HostArg,
+    "workspace": WorkspaceArg,
+}
 _ARG_TAGS = {cls: tag for tag, cls in _ARGS.items()}
 _TREE_LEAVES = ("tensor", "const")
 _SCALARS = (type(None), bool, int, float, str)

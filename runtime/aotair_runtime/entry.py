@@ -12,12 +12,14 @@ import torch
 
 from .buckets import choose, describe, evaluate, read_sizes, shape_text
 from .check import dtype
-from .errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from .errors import ArgumentError, DeviceError, DTypeError, ShapeError, UpdateError
 from .graphs import Captured, Graphs, Parts
+from .lists import HostInputs, filling
 from .pool import Pool
 from .schema import Bucket, EntryPoint, Placement, Space
 from .structure import leaf_names, packer
 
+_NO_LISTS: list = []
 _PLANS = 1024  # shapes whose plans an entry point keeps
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 
@@ -44,6 +46,7 @@ class CallPlan:
     fills: list[tuple[torch.Tensor, object]]  # pad regions and what they are filled with
     outputs: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
     in_caller: bool  # whether any does
+    filling: list[list[int]] | None  # what is put after each list; None: no list is padded
     sent: int  # elements of the copied inputs, and of the buffers they are copied into
     run: int
 
@@ -59,6 +62,7 @@ class LastCall:
     plan: CallPlan
     watched: list[weakref.ref]
     user_addresses: list[int] | None  # where the other inputs lie, if that matters: they may be used in place
+    lengths: Sequence[int]  # of its lists
 
 
 class Entry:
@@ -72,7 +76,10 @@ class Entry:
         self._names = tuple(item.name for item in spec.inputs)
         self._dtypes = tuple(dtype(item.dtype) for item in spec.inputs)
         self._mutated = tuple(i for i, item in enumerate(spec.inputs) if item.kind == "mutated")
-        self._users = tuple(i for i, item in enumerate(spec.inputs) if item.kind != "mutated")
+        self._hosts = HostInputs(parts.program, spec, parts.device.torch_device)
+        apart = {*self._mutated, *self._hosts.listed}
+        self._users = tuple(i for i in range(len(spec.inputs)) if i not in apart)
+        self._some_users, self._has_hosts = bool(apart), bool(self._hosts)
         self._take_mutated, self._take_users = _taker(self._mutated), _taker(self._users)
         self._user_dtypes = tuple(self._dtypes[i] for i in self._users)
         self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
@@ -83,7 +90,7 @@ class Entry:
         self.graphs = Graphs(spec, parts, pools, self._forget_plans)
 
     def __call__(self, *args, **kwargs):
-        plain = len(args) == len(self._names) and not kwargs and isinstance(args[0], torch.Tensor)
+        plain = len(args) == len(self._names) and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
         return self._pack(self.flat(args if plain else self._arguments(args, kwargs)))
 
     def flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -91,8 +98,11 @@ class Entry:
 
         Raises a subclass of CallError, having changed nothing, where the inputs do not fit.
         """
-        mutated = self._mutated
-        users = self._take_users(tensors) if mutated else tensors
+        mutated, lists, lengths = self._mutated, _NO_LISTS, _NO_LISTS
+        if self._has_hosts:
+            tensors, lists = self._hosts.take(tensors)
+            lengths = list(map(len, lists))
+        users = self._take_users(tensors) if self._some_users else tensors
         device = self._device.torch_device
         for tensor, dtype_ in zip(users, self._user_dtypes):
             if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
@@ -102,11 +112,12 @@ class Entry:
             if (
                 last is None
                 or [tensor.shape for tensor in users] != last.shapes
+                or lengths != last.lengths
                 or (mutated and not self._in_the_same_place(last, tensors))
                 or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
             ):
-                last = self._find_plan(tensors, users)
-            return self._replay(last.plan, tensors, users)
+                last = self._find_plan(tensors, users, lengths)
+            return self._replay(last.plan, tensors, users, lists)
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
@@ -177,7 +188,7 @@ class Entry:
         )
 
     def _replay(
-        self, plan: CallPlan, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor]
+        self, plan: CallPlan, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor], lists: list[list[int]]
     ) -> list[torch.Tensor]:
         pool, counters, number = plan.pool, self.counters, plan.number
         pool.overwrite()
@@ -187,7 +198,10 @@ class Entry:
                 region.fill_(value)
             if plan.targets:
                 torch._foreach_copy_(plan.targets, users if plan.all_copied else [tensors[i] for i in plan.copied])
-            plan.captured.graph.replay()
+            if lists:
+                self._replay_with(plan, lists)
+            else:
+                plan.captured.graph.replay()
         finally:
             del guard
         counters.calls[number] += 1
@@ -199,6 +213,15 @@ class Entry:
         outputs = [output.detach() for output in outputs]
         pool.hand_out(outputs)
         return outputs
+
+    def _replay_with(self, plan: CallPlan, lists: list[list[int]]) -> None:
+        if plan.filling is not None:
+            lists = [items + more for items, more in zip(lists, plan.filling)]
+        try:
+            plan.captured.graph.replay_with(lists)
+        except UpdateError:
+            self.graphs.spoilt(plan.number, plan.captured)
+            raise
 
     def _arguments(self, args: Sequence, kwargs: Mapping) -> Sequence[torch.Tensor]:
         """The inputs in the signature's order, however they were passed."""
@@ -225,7 +248,9 @@ class Entry:
     def _refuse(self, tensors: Sequence) -> None:
         """Raises what is wrong with the inputs' types, dtypes and devices, where anything is."""
         device = self._device.torch_device
-        for spec, kind, tensor in zip(self.spec.inputs, self._dtypes, tensors, strict=True):
+        for position, (spec, kind, tensor) in enumerate(zip(self.spec.inputs, self._dtypes, tensors, strict=True)):
+            if position in self._hosts.listed:
+                continue
             if not isinstance(tensor, torch.Tensor):
                 raise self._argument_error(f"a {type(tensor).__name__} for {spec.name!r}", "pass torch tensors")
             if tensor.dtype != kind:
@@ -245,11 +270,13 @@ class Entry:
 
     # ---- the first call with some shapes, or at some addresses --------------------------------------------------
 
-    def _find_plan(self, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor]) -> LastCall:
+    def _find_plan(
+        self, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> LastCall:
         """The plan for these inputs, remembered as that of the last call."""
         if self._mutated:
             self._refuse(tensors)
-        shapes = [tensor.shape for tensor in tensors]
+        shapes = [_shape(tensor) for tensor in tensors]
         mutated = [tensors[i] for i in self._mutated]
         addresses = list(map(_address, mutated))
         static = self._settings.clone_input is False and self._is_static(shapes, users)
@@ -265,6 +292,7 @@ class Entry:
             plan,
             [self._watch(t) for t in mutated],
             None if self._settings.clone_input and not self._own else list(map(_address, users)),
+            lengths,
         )
         self._last = last
         return last
@@ -287,13 +315,15 @@ class Entry:
         return self._static.setdefault(tuple(shapes), addresses) == addresses
 
     def _plan(self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int]) -> CallPlan:
-        sizes = read_sizes(self.spec, [tensor.shape for tensor in tensors])
+        shapes = [_shape(tensor) for tensor in tensors]
+        sizes = read_sizes(self.spec, shapes)
         number = choose(self.spec, sizes)
         bucket = self.spec.buckets[number]
         self._check_mutated(tensors, bucket)
         in_place = {i: tensors[i] for i in (*self._mutated, *self._usable_in_place(bucket, sizes, static))}
         captured = self.graphs.get(number, in_place)
-        buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place}
+        listed = self._hosts.listed
+        buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place and i not in listed}
         parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
         copied = tuple(i for i, part in parts.items() if not _same_place(part, tensors[i]))
         plan = CallPlan(
@@ -309,6 +339,7 @@ class Entry:
                 for output, spec in zip(captured.outputs, self.spec.outputs)
             ],
             None in captured.outputs,
+            self._filling(bucket, shapes) if tuple(sizes) != bucket.sizes else None,
             sum(tensors[i].numel() for i in buffers),
             sum(buffer.numel() for buffer in buffers.values()),
         )
@@ -316,6 +347,10 @@ class Entry:
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
         return plan
+
+    def _filling(self, bucket: Bucket, shapes: Sequence[torch.Size]) -> list[list[int]]:
+        wanted = [self._layouts[bucket.tensors[bucket.inputs[i]].layout].shape[0] for i in self._hosts.listed]
+        return [filling(self.spec.inputs[i], want - shapes[i][0]) for i, want in zip(self._hosts.listed, wanted)]
 
     def _usable_in_place(self, bucket: Bucket, sizes: Sequence[int], static: Sequence[int]) -> Sequence[int]:
         """Of the user inputs that may be used where they lie, those that the program addresses as such: none where
@@ -390,9 +425,15 @@ def _part(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return buffer
 
 
+def _shape(value: torch.Tensor | list) -> torch.Size:
+    return torch.Size((len(value),)) if type(value) is list else value.shape
+
+
 class _Nothing:
-    def replay(self) -> None:
+    def replay(self, *_: object) -> None:
         pass
+
+    replay_with = replay
 
     def reset(self) -> None:
         pass

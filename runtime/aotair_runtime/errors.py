@@ -79,6 +79,10 @@ class CaptureError(AotairError, RuntimeError):
     """An instruction failed while a bucket was bound, captured or run."""
 
 
+class UpdateError(AotairError, RuntimeError):
+    """The host arguments of a captured graph were not replaced; the call's numbers are nobody's."""
+
+
 class OutputHeldWarning(UserWarning):
     """An output of an earlier call is still held and has just been overwritten by a replay."""
 

@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from .check import READ_ONLY, dtype, layout, memory_format
 from .devices import Space as DeviceSpace
 from .errors import CaptureError, MalformedError
+from .lists import HostCall
 from .schema import (
     Bucket,
     DeviceArg,
     DTypeArg,
     Form,
+    HostArg,
     Instruction,
     LayoutArg,
     MemoryFormatArg,
@@ -21,6 +23,7 @@ from .schema import (
     Program,
     Space,
     TensorArg,
+    WorkspaceArg,
 )
 
 
@@ -33,6 +36,7 @@ class Memory:
     constants: Sequence[torch.Tensor]
     states: Sequence[torch.Tensor]
     in_place: Mapping[int, torch.Tensor]
+    lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Bound:
     """One bucket at fixed addresses: its tensors for inputs and outputs, and the calls of a replay in order.
 
     `nodes` names each call as the builder's graph did, for errors; `addressed` is where the last byte of the arena that
-    a tensor reaches ends.
+    a tensor reaches ends. `updated` are the calls with host arguments.
     """
 
     where: str
@@ -49,6 +53,7 @@ class Bound:
     calls: tuple[Callable[[], object], ...]
     nodes: tuple[str, ...]
     addressed: int
+    updated: tuple[HostCall, ...] = ()
 
     def run(self) -> None:
         """Make the calls. Raises CaptureError, naming the bucket and the instruction, where one fails."""
@@ -78,26 +83,24 @@ def bind(
     tensors = Tensors(program, bucket, memory)
     calls: list[Callable[[], object]] = []
     nodes: list[str] = []
+    updated: list[HostCall] = []
     stream = 0
     for item in (program.instructions[number] for number in bucket.code):
         if item.stream != stream:
             stream = item.stream
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
-        calls.append(_event(item, memory.space) or call(item, ops[item.op], tensors, device))
+        made = _event(item, memory.space) or call(item, ops, tensors, device, memory.lists)
+        if isinstance(made, HostCall):
+            updated.append(made)
+            made = functools.partial(memory.space.grouped, made)
+        calls.append(made)
         nodes.append(item.node)
     if stream:
         calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
     inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
-    return Bound(
-        where,
-        inputs,
-        outputs,
-        tuple(calls),
-        tuple(nodes),
-        tensors.addressed,
-    )
+    return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
 
 
 def _priority(bucket: Bucket, stream: int) -> int:
@@ -157,26 +160,66 @@ class Tensors:
 
 
 def call(
-    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, device: torch.device
+    instruction: Instruction,
+    ops: Sequence[torch._ops.OpOverload],
+    tensors: Tensors,
+    device: torch.device,
+    lists: Mapping[int, list[int]],
 ) -> Callable[[], object]:
-    """The instruction as a call without arguments. Raises MalformedError where it does not fit its op."""
+    """The instruction as a call without arguments, with `lists` as its host arguments. Raises MalformedError where it
+    does not fit its op."""
+    op = ops[instruction.op]
     args = [_value(arg, tensors, device) for arg in instruction.args]
-    kwargs = {name: _value(arg, tensors, device) for name, arg in instruction.kwargs}
+    plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
+    kwargs = {name: _value(arg, tensors, device) for name, arg in plain}
+    given = dict(kwargs)
     written = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
         return _copying(functools.partial(op, *args, **kwargs), targets)
     if instruction.form == Form.OUT:
-        if len(written) != len(instruction.outs) or min(instruction.outs, default=0) < 0:
+        together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
+        if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
             raise MalformedError(f"{op} does not take {len(instruction.outs)} out arguments", where=instruction.node)
+        if together:
+            written, kwargs["out"] = (), [tensors[number] for number in instruction.outs]
         kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
+    if len(plain) < len(instruction.kwargs):
+        return _host_call(instruction, ops, args, kwargs, given, lists)
     return functools.partial(op, *args, **kwargs)
 
 
+def _host_call(
+    instruction: Instruction,
+    ops: Sequence[torch._ops.OpOverload],
+    args: list,
+    kwargs: dict,
+    given: dict,
+    lists: Mapping[int, list[int]],
+) -> HostCall:
+    """`given` are the keyword arguments but for results, of which the workspace depends."""
+    numbers = {position: number for number, position in enumerate(lists)}
+    inputs = {name: numbers[arg.input] for name, arg in instruction.kwargs if isinstance(arg, HostArg)}
+    measure = None
+    for arg in (arg for _, arg in instruction.kwargs if isinstance(arg, WorkspaceArg)):
+        if ops[arg.op]._schema.is_mutable:
+            raise MalformedError(f"{ops[arg.op]} is no measure of a workspace", where=instruction.node)
+        lowest = {name: lists[arg.input] for name, arg in instruction.kwargs if isinstance(arg, HostArg)}
+        measure = functools.partial(ops[arg.op], *args, **given, **lowest)
+    made = HostCall(instruction.node, ops[instruction.op], args, kwargs, inputs, measure)
+    made.set(list(lists.values()))
+    return made
+
+
 def written_names(schema: torch.FunctionSchema) -> list[str]:
-    """The arguments that an op of that schema writes into."""
-    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    """The arguments that an op of that schema writes into: those that it marks, and a list of results that it does not
+    mark."""
+    return [
+        a.name
+        for a in schema.arguments
+        if (a.alias_info is not None and a.alias_info.is_write) or (a.name == "out" and str(a.type) == "List[Tensor]")
+    ]
 
 
 def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:

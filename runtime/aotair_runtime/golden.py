@@ -75,7 +75,8 @@ def replay_bucket(model: "Model", golden: Mapping[str, torch.Tensor], entry: Ent
     """Replay the golden inputs of one bucket; what came and what is golden, on the host: outputs, mutated inputs,
     states, which keep what the call left in them."""
     given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
-    given = [tensor.to(model.device, copy=True) for tensor in given]
+    homes = ["cpu" if spec.host else model.device for spec in entry.inputs]
+    given = [tensor.to(home, copy=True) for tensor, home in zip(given, homes)]
     model.reset_state()
     mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
     lasting = [("after", mutated), ("state", model.state)]

@@ -13,6 +13,7 @@ from .budget import check_budget, cost, raise_out_of_memory
 from .devices import Device, Graph, Space, Usage
 from .errors import CaptureError, ClosedError
 from .executor import Memory, Tensors, bind
+from .lists import legal_lists, list_inputs
 from .pool import Pool
 from .promise import Promise
 from .schema import EntryPoint, Placement, Program
@@ -70,6 +71,8 @@ class Graphs:
         self._known: dict[int, tuple] = {}  # the addresses of a bucket's last capture
         self._outgrown: set[int] = set()  # those whose graphs were dropped because the pool grew
         self._warm: set[int] = set()
+        self._spoilt: set[int] = set()  # those whose graphs were dropped because an update failed
+        self._listed = list_inputs(parts.program, spec)
         self._closed = self._aside = False
         for pool in dict.fromkeys(self.pools):
             pool.join(self)
@@ -107,11 +110,17 @@ class Graphs:
         bucket = self.spec.buckets[number]
         memory = Memory(self.pools[number].space, self.parts.constants, self.parts.states, {})
         tensors = Tensors(self.parts.program, bucket, memory)
-        return {i: tensors[bucket.inputs[i]] for i, offset in enumerate(bucket.input_offsets) if offset >= 0}
+        copied = [i for i, offset in enumerate(bucket.input_offsets) if offset >= 0 and i not in self._listed]
+        return {i: tensors[bucket.inputs[i]] for i in copied}
 
     def used(self, number: int, captured: Captured) -> None:
         """Remember that this graph was the last one used of its bucket."""
         self._kept[number].move_to_end(captured.key)
+
+    def spoilt(self, number: int, captured: Captured) -> None:
+        """Let go of a graph whose update failed: the next call that needs it captures it anew."""
+        self._spoilt.add(number)
+        self._forget(self._kept[number], [captured.key])
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -169,14 +178,15 @@ class Graphs:
 
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: Space) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
-        memory = Memory(space, parts.constants, parts.states, in_place)
+        lists = dict(zip(self._listed, legal_lists(parts.program, self.spec, bucket.sizes)))
+        memory = Memory(space, parts.constants, parts.states, in_place, lists)
         before = parts.device.bytes().reserved
         try:
             bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
             if parts.device.concurrent and number not in self._warm:
                 self._warm_up(bucket, memory, bound, where)
                 self._warm.add(number)
-            graph = space.capture(bound.run)
+            graph = space.capture(bound.run, bound.updated, list(lists.values()))
         except CaptureError as error:
             if error.where:
                 raise
@@ -208,8 +218,10 @@ class Graphs:
         self.counters.captures[number] += 1
         if number in self._known:
             reason = _GREW if number in self._outgrown else self._moved(self._known[number], key)
+            reason = _FAILED if number in self._spoilt else reason
             self.counters.recaptures[number, reason] += 1
         self._outgrown.discard(number)
+        self._spoilt.discard(number)
         self._known[number] = key
 
     def _moved(self, before: tuple, after: tuple) -> str:
@@ -236,7 +248,7 @@ class Graphs:
         self.parts.device.usage -= captured.cost
 
 
-_GREW = "the pool grew"
+_GREW, _FAILED = "the pool grew", "an update failed"
 
 
 def _key(in_place: Mapping[int, torch.Tensor]) -> tuple:

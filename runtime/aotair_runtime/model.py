@@ -10,7 +10,7 @@ import torch
 
 from .artifact import Artifact, read_program, with_weights
 from .buckets import describe
-from .budget import check_budget, check_memory, cost, raise_out_of_memory
+from .budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .devices import Device, Limits, open_device
 from .entry import Entry
 from .errors import ArgumentError, ClosedError, DeviceError
@@ -92,7 +92,7 @@ class Model:
         wanted.sort(key=lambda pair: -pair[0].buckets[pair[1]].height)  # over all entry points the largest first
         _check_names(program, settings.capture)
         own_pools = 0 if pool else sum(len(e.buckets) for e in program.entry_points) if settings.apart else 1
-        pool_costs = [device.space_cost] * own_pools
+        pool_costs = [pool_cost(device, program)] * own_pools
         check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
         there = 0 if pool is None else pool.arena.nbytes
         terms = Terms(device.kind, settings.apart and pool is None, settings.enable_output_clone, there)

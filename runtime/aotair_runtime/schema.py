@@ -66,6 +66,20 @@ class DeviceArg:
     """The device that the model is loaded on."""
 
 
+@dataclass(frozen=True)
+class HostArg:
+    """The list of ints that a call brings for the input of that position: a host argument, replaced at each replay."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class WorkspaceArg:
+    """What the op of that number returns for the instruction's arguments: only the device knows how much it is."""
+
+    op: int
+
+
 # One argument of an instruction: None, bool, int, float, str, a dataclass from above, or a tuple of arguments.
 Arg = Annotated[object, "arg"]
 # A size in terms of the dynamic dimensions: an int, ("dim", i), or (operator, operand, operand …).
@@ -156,7 +170,8 @@ class Input:
     """A tensor argument of a call. `kind`: "user" (copied in) or "mutated" (the caller's, used in place).
 
     `pad`: None, not paddable; "any", whatever lies there does no harm (proved); a number, the value to fill with.
-    `value_range`: the legal values (low inclusive, high exclusive) that the build used, or None.
+    `value_range`: the legal values (low inclusive, high exclusive) that the build used, or None. A `host` input is a
+    list of ints; instructions take it as such, or all as a tensor.
     """
 
     name: str
@@ -165,6 +180,7 @@ class Input:
     shape: tuple[Expr, ...]
     pad: Arg
     value_range: tuple[float, ...] | None
+    host: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +227,8 @@ class Bucket:
     `inputs` and `outputs` are tensor numbers. `height` and `lower_bound` (bytes) are those of the bucket's own plan.
     `input_offsets` is where the copies of inputs lie in the arena (-1: a mutated input, never copied); `streams` and
     `events` are how many the bucket's capture takes, `priorities` those of the streams where not all are 0 (lower is
-    more urgent). `fresh` lists what its instructions allocate beside the arena.
+    more urgent). `fresh` lists what its instructions allocate beside the arena. `updated` is how many instructions have
+    host arguments, which a replay replaces.
     """
 
     sizes: tuple[int, ...]
@@ -227,6 +244,7 @@ class Bucket:
     events: int = 0
     priorities: tuple[int, ...] = ()
     fresh: tuple[Fresh, ...] = ()
+    updated: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,19 @@
 from collections.abc import Iterator, Sequence
 
 from .buckets import describe, shape_text
-from .schema import Bucket, DeviceArg, EntryPoint, Form, Instruction, Placement, Program, Space, TensorArg
+from .schema import (
+    Bucket,
+    DeviceArg,
+    EntryPoint,
+    Form,
+    HostArg,
+    Instruction,
+    Placement,
+    Program,
+    Space,
+    TensorArg,
+    WorkspaceArg,
+)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -37,8 +49,9 @@ def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
 def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
     yield f"entry point {entry.name}"
     for spec in entry.inputs:
+        host = ", a list of the host" if spec.host else ""
         pad = "" if spec.pad is None else f", pad {spec.pad}"
-        yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{pad})"
+        yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{host}{pad})"
     for number, output in enumerate(entry.outputs):
         yield f"  output {number}: {output.dtype}{shape_text(entry, output.shape)}"
     rows = []
@@ -90,4 +103,8 @@ def _arg_text(arg: object) -> str:
         return "[" + ", ".join(map(_arg_text, arg)) + "]"
     if isinstance(arg, DeviceArg):
         return "device"
+    if isinstance(arg, HostArg):
+        return f"the list of input {arg.input}"
+    if isinstance(arg, WorkspaceArg):
+        return f"workspace of op {arg.op}"
     return arg.name if hasattr(arg, "name") else repr(arg)

@@ -38,7 +38,7 @@ def warm_up(
         roots = _lasting(item, op, bucket)
         try:
             apart = Tensors(program, bucket, _copied(memory, roots)) if roots else tensors
-            call(item, op, apart, device)()
+            call(item, ops, apart, device, memory.lists)()
         except Exception as error:
             raise CaptureError(f"instruction {number} ({item.node}) failed: {error}", where=where) from error
 

@@ -6,7 +6,7 @@ the name of the argument. Importing this package defines what is not defined yet
 """
 
 from ..registry import define
-from . import cache, fused_infer_attention, grouped_matmul, layout, matmul, mla, moe, norm, quant, quant_matmul
+from . import cache, fused_infer_attention, grouped_matmul, layout, lengths, matmul, mla, moe, norm, quant, quant_matmul
 
 OPS = (
     *norm.OPS,
@@ -22,3 +22,4 @@ OPS = (
 )
 
 define("npu", OPS)
+define("air", lengths.ops())

@@ -14,7 +14,9 @@ from typing import Protocol
 import torch
 
 from ..errors import CaptureError
+from ..lists import HostCall
 from .base import NOTHING, Bytes, Graph, Limits, Usage
+from .updates import Gates, Lane, Node, UpdatedGraph, Updates
 
 _BLOCK = 512  # bytes: how torch aligns what it allocates on a device
 _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
@@ -27,6 +29,7 @@ class Vendor(Protocol):
     api: ModuleType  # torch.cuda or torch.npu
     limits: Limits
     version: str
+    updates: Updates | None  # None: what a capture recorded stays as it is
 
     def new_graph(self): ...
 
@@ -131,6 +134,10 @@ class GraphSpace:
         self._pool: tuple[int, int] | None = None
         self._pools: list[tuple[int, int]] = []
         self._anchors: list[Graph] = []
+        self._scratch: dict[object, torch.Tensor] = {}  # by stream: the largest workspace so far
+        self._gates: dict[int, Gates] = {}  # by how many there are
+        self._nodes: list[Node] = []  # of the capture under way
+        self._lane: Lane | None = None
         self._lost: list[object] = []  # graphs that never began: destroying one would end what it did not begin
         self.arena = NOTHING
         self._open(nbytes)
@@ -140,11 +147,35 @@ class GraphSpace:
             run()
         self._main.synchronize()
 
-    def capture(self, run: Callable[[], object]) -> Graph:
+    def capture(
+        self, run: Callable[[], object], updated: Sequence[HostCall] = (), lists: Sequence[list[int]] = ()
+    ) -> Graph:
         with self._device.capturing:
             if self._pool is None:
                 self._open(None)
-            return self._record(run)
+            if not updated:
+                return self._record(run)
+            if self._vendor.updates is None:
+                raise CaptureError(f"graphs of {self._vendor.kind} have no host arguments that change")
+            gates = self._gates_for(len(updated))
+            self._nodes = []
+            graph = self._record(run)
+            nodes, self._nodes = self._nodes, []
+            return UpdatedGraph(graph, nodes, gates, lists, self._vendor.updates, self._lane)
+
+    def grouped(self, call: HostCall) -> None:
+        updates, stream = self._vendor.updates, self._vendor.api.current_stream(self._device.index)
+        if call.measure is not None:
+            call.use_workspace(self._workspace(stream, call.measure()))
+        gate = self._gates[self._expected].events[len(self._nodes)]
+        gate.wait(stream)
+        gate.reset(stream)
+        updates.group_begin(stream)
+        try:
+            call()
+        finally:
+            group = updates.group_end(stream)
+        self._nodes.append(Node(call, group, gate))
 
     def switch(self, stream: int, priority: int) -> None:
         if (stream, priority) not in self.streams:
@@ -168,6 +199,8 @@ class GraphSpace:
             anchor.reset()
             self._device.usage -= self._device.space_cost
         self._anchors.clear()
+        self._scratch.clear()
+        self._gates.clear()
         self._pool = None
 
     # ---- recording ----------------------------------------------------------------------------------------------
@@ -186,13 +219,47 @@ class GraphSpace:
             torch.empty(self._fresh, dtype=torch.uint8, device=self._device.torch_device)
 
         try:
-            self._anchors.append(self._record(run))
+            self._anchor(run)
         except BaseException:
             self._pool = None
             raise
-        self._device.usage += self._device.space_cost
         if nbytes is not None:
             self.arena = made[0][:nbytes]
+
+    def _workspace(self, stream: object, needed: torch.Tensor) -> torch.Tensor:
+        """One workspace for all calls on a stream, as large as the largest needs; it lies in the pool."""
+        kept = self._scratch.get(stream)
+        if kept is None or kept.nbytes < needed.nbytes or kept.dtype != needed.dtype:
+            kept = self._scratch[stream] = needed
+        return kept
+
+    def _gates_for(self, count: int) -> Gates:
+        """So many gates, ready for a capture: all graphs of the space share them, since replays never overlap."""
+        self._expected = count
+        if count not in self._gates:
+            vendor, main = self._vendor, self._main
+            events = tuple(vendor.updates.gate() for _ in range(count))
+            self._lane = self._lane or Lane(
+                vendor.api, lambda: vendor.stream_number(self._device.index), self._device.torch_device, main
+            )
+
+            def close() -> None:
+                for event in events:
+                    event.record(main)
+                    event.wait(main)
+                    event.reset(main)
+
+            closing = self._anchor(close)
+            self._gates[count] = Gates(events, self._anchor(lambda: [event.record(main) for event in events]), closing)
+        current = self._vendor.api.current_stream(self._device.index)
+        for event in self._gates[count].events:
+            event.record(current)  # torch has one wait for each record; a replay closes the gates again
+        return self._gates[count]
+
+    def _anchor(self, run: Callable[[], object]) -> Graph:
+        self._anchors.append(self._record(run))
+        self._device.usage += self._device.space_cost
+        return self._anchors[-1]
 
     def _record(self, run: Callable[[], object]) -> Graph:
         graph = self._vendor.new_graph()

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from ..lists import HostCall
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -53,6 +55,9 @@ class Graph(Protocol):
     def replay(self) -> None:
         """Launch everything that was recorded."""
 
+    def replay_with(self, lists: Sequence[list[int]]) -> None:
+        """Launch it with these lists as host arguments, where it was captured with some. Raises UpdateError."""
+
     def reset(self) -> None:
         """Give back what the recording holds."""
 
@@ -67,9 +72,14 @@ class Space(Protocol):
     def warm_up(self, run: Callable[[], object]) -> None:
         """Run once outside of a capture, on the capture's stream, and wait for it."""
 
-    def capture(self, run: Callable[[], object]) -> Graph:
+    def capture(
+        self, run: Callable[[], object], updated: Sequence[HostCall] = (), lists: Sequence[list[int]] = ()
+    ) -> Graph:
         """Record what `run` launches; where that fails, nothing of it is left. Raises what `run` raises, or
-        CaptureError."""
+        CaptureError. `updated` are its calls with host arguments, which hold `lists`."""
+
+    def grouped(self, call: HostCall) -> None:
+        """Within `run`: make a call whose host arguments a replay may replace."""
 
     def switch(self, stream: int, priority: int) -> None:
         """Within `run`: what follows goes to the space's stream of that number and priority (lower is more urgent);

@@ -5,14 +5,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..lists import HostCall
 from .base import NOTHING, Bytes, Limits, Usage
 
 
 class LaunchList:
     """Bound calls; a replay makes them in order."""
 
-    def __init__(self, run: Callable[[], object]):
+    def __init__(self, run: Callable[[], object], updated: Sequence[HostCall]):
         self.replay = run
+        self._updated = updated
+
+    def replay_with(self, lists: Sequence[list[int]]) -> None:
+        for call in self._updated:
+            call.set(lists)
+        self.replay()
 
     def reset(self) -> None:
         del self.replay
@@ -27,8 +34,11 @@ class HostSpace:
     def warm_up(self, run: Callable[[], object]) -> None:
         """Nothing to warm up: the first replay is as good as any."""
 
-    def capture(self, run: Callable[[], object]) -> LaunchList:
-        return LaunchList(run)
+    def capture(self, run: Callable[[], object], updated: Sequence[HostCall] = (), lists: object = ()) -> LaunchList:
+        return LaunchList(run, updated)
+
+    def grouped(self, call: HostCall) -> None:
+        call()
 
     def switch(self, *_: int) -> None:
         """The order of the program is a legal order of its streams."""

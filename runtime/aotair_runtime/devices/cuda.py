@@ -12,6 +12,7 @@ class _Vendor:
     api = torch.cuda
     limits = Limits()
     version = torch.version.cuda or ""
+    updates = None  # kernels take lengths from the device's memory
 
     def new_graph(self):
         return torch.cuda.CUDAGraph()

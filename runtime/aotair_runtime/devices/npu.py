@@ -1,10 +1,20 @@
 """Ascend NPUs, through torch_npu."""
 
+import threading
+
 import torch
 
 from ..errors import RequirementError
 from .accelerator import Accelerator
 from .base import Limits
+
+
+class _Updates:
+    def __init__(self, calls):
+        self.lock = threading.Lock()
+        self.group_begin, self.group_end = calls._graph_task_group_begin, calls._graph_task_group_end
+        self.update_begin, self.update_end = calls._graph_task_update_begin, calls._graph_task_update_end
+        self.gate = torch.npu.ExternalEvent
 
 
 class _Vendor:
@@ -22,6 +32,7 @@ class _Vendor:
         self._calls = torch_npu._C
         self.version = torch_npu.__version__
         self.api = torch.npu
+        self.updates = _Updates(self._calls)
 
     def new_graph(self):
         return torch.npu.NPUGraph()

@@ -1,0 +1,142 @@
+"""How a list of lengths gets through an export, and what a model may not do with it."""
+
+import pytest
+import torch
+from cases import LENGTHS, RECIPES
+
+import aotair
+from aotair.errors import RecipeError, UnsupportedError
+from aotair.ops.npu import OPS
+from aotair_runtime.artifact import read_program
+from aotair_runtime.schema import HostArg, WorkspaceArg
+
+ROWS = {"shape": ["n", 1, 16], "dtype": "float32"}
+attention = torch.ops.npu.npu_fused_infer_attention_score
+
+
+class Attention(torch.nn.Module):
+    """Attention of x to itself with what `lengths(list)` makes of the list."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+
+    def forward(self, x, lengths):
+        return self.use(x, lengths)
+
+
+USES = {
+    "plus one": lambda x, lengths: attention(x, x, x, actual_seq_lengths_kv=lengths + 1)[0],
+    "an item": lambda x, lengths: x * lengths[0],
+    "its length": lambda x, lengths: x * len(lengths),
+    "a loop": lambda x, lengths: attention(x, x, x, actual_seq_lengths_kv=[n + 1 for n in lengths])[0],
+    "a tensor of it": lambda x, lengths: x * torch.tensor(lengths).view(-1, 1, 1),
+    "a condition": lambda x, lengths: x if lengths else -x,
+    "a method": lambda x, lengths: x * lengths.count(1),
+    "a product": lambda x, lengths: torch.mul(x, lengths),
+    "another argument": lambda x, lengths: torch.ops.npu.npu_fused_infer_attention_score(x, x, lengths)[0],
+}
+
+
+def recipe(use: str, device: str = "npu", **lengths) -> dict:
+    return {
+        "name": "attention",
+        "model": {"factory": f"{__file__}:make", "kwargs": {"use": use}},
+        "target": {"device": device},
+        "inputs": {"x": ROWS, "lengths": LENGTHS | {"range": [1, 2]} | lengths},
+        "buckets": {"n": [2, 4]},
+    }
+
+
+def make(use: str) -> torch.nn.Module:
+    return Attention(USES[use] if use in USES else globals()[use])
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_list_is_handed_on_or_refused(tmp_path, use):
+    with pytest.raises(aotair.AotairError, match="host input 'lengths'") as caught:
+        from aotair.export import export
+        from aotair.recipe import parse_recipe
+
+        export(make(use), parse_recipe(recipe(use)))
+    assert isinstance(caught.value, UnsupportedError)
+    assert "test_host_lists.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "int32"}, {"shape": ["n", 1]}, {"mutated": True, "pad": None}, {"range": None}]
+)
+def test_a_host_input_is_a_list_of_ints(changes):
+    with pytest.raises(RecipeError):
+        aotair.build(recipe("plus one", **changes))
+
+
+def by_position(x, lengths):
+    overload = attention.default
+    return overload(x, x, x, actual_seq_lengths=None, actual_seq_lengths_kv=lengths)[0]
+
+
+def version_two(x, lengths):
+    both = torch.ops.npu.npu_fused_infer_attention_score_v2(
+        x, x, x, actual_seq_kvlen=lengths, return_softmax_lse=True, num_query_heads=2
+    )
+    return both[0] + both[1].amax(1)
+
+
+def tensors(x, lengths):
+    """A model that knows the op with tensors."""
+    return torch.ops.air.fused_infer_attention_score(x, x, x, actual_seq_lengths_kv_tensor=lengths + 0)[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("use", ["by_position", "version_two"])
+def test_both_versions_and_overloads(tmp_path, use, device):
+    model = aotair.load(aotair.build(recipe(use, device), tmp_path / "a.aotair"), device="cpu")
+    x = torch.randn(4, 1, 16)
+    torch.testing.assert_close(model(x, [1] * 4), globals()[use](x, [1] * 4))
+    kinds = {type(arg) for item in read_program(tmp_path / "a.aotair").instructions for _, arg in item.kwargs}
+    assert ({HostArg, WorkspaceArg} <= kinds) == (device == "npu")
+
+
+def test_on_other_devices_lengths_may_be_tensors(tmp_path):
+    made = recipe("tensors", "cpu", host=False)
+    x, lengths = torch.randn(4, 1, 16), torch.tensor([1] * 4)
+    model = aotair.load(aotair.build(made, tmp_path / "a.aotair"))
+    torch.testing.assert_close(model(x, lengths), tensors(x, lengths))
+    with pytest.raises(UnsupportedError, match="no host input"):
+        aotair.build(recipe("tensors", "npu", host=False), tmp_path / "b.aotair")
+
+
+@pytest.mark.parametrize("name", ["fused_infer_attention_score", "fused_infer_attention_score_v2"])
+def test_the_op_with_tensors_gives_the_same(name):
+    x, keys = torch.randn(3, 1, 16), torch.randn(3, 5, 16)
+    heads, lists = (
+        ("num_query_heads", "actual_seq_kvlen") if name[-1] == "2" else ("num_heads", "actual_seq_lengths_kv")
+    )
+    options = {heads: 2}
+    want = getattr(torch.ops.npu, f"npu_{name}")(x, keys, keys, **options, **{lists: [1, 4, 5]})
+    lengths = torch.tensor([1, 4, 5])
+    got = getattr(torch.ops.air, name)(x, keys, keys, **options, **{f"{lists}_tensor": lengths})
+    assert torch.equal(got[0], want[0])
+    meta = getattr(torch.ops.air, name)(x.to("meta"), keys.to("meta"), keys.to("meta"), **options)
+    assert [tuple(item.shape) for item in meta] == [tuple(item.shape) for item in want]
+    assert all(not op.name.startswith("air") for op in OPS)
+
+
+def test_the_recipe_of_the_tests_has_a_constant_list():
+    assert RECIPES["decode"]["inputs"]["lengths"]["host"]
+
+
+def test_the_command_line_takes_lists_as_tensors(tmp_path):
+    import safetensors.torch
+    from click.testing import CliRunner
+
+    from aotair.cli import main
+
+    path, file = aotair.build(recipe("by_position"), tmp_path / "a.aotair"), tmp_path / "in.safetensors"
+    safetensors.torch.save_file({"x": torch.randn(2, 1, 16), "lengths": torch.tensor([1, 1])}, file)
+    for arguments in (["run", str(path), str(file)], ["verify", str(path)], ["inspect", str(path)]):
+        options = [] if arguments[0] == "inspect" else ["--device", "cpu"]
+        done = CliRunner().invoke(main, [*arguments, *options])
+        assert done.exit_code == 0, done.output
+    assert "a list of the host" in done.output
