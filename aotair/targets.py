@@ -31,8 +31,8 @@ class Target:
         """
         if _registered(op, "CompositeImplicitAutograd"):
             return True
-        if self.kind == "cpu":
-            return _registered(op, "CPU")
+        if self.kind == "cpu" or op.namespace == "air":
+            return _registered(op, self.kind.upper())
         return op.namespace != "aten" or _name(op) in _kernels(self.kind)
 
     def runs(self, op: torch._ops.OpOverload) -> bool:

@@ -140,3 +140,8 @@ def test_the_command_line_takes_lists_as_tensors(tmp_path):
         done = CliRunner().invoke(main, [*arguments, *options])
         assert done.exit_code == 0, done.output
     assert "a list of the host" in done.output
+
+
+def test_a_device_without_a_kernel_for_it_is_refused_at_build_time(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"air\.fused_infer_attention_score\.default has no kernel on cuda"):
+        aotair.build(RECIPES["decode"] | {"target": {"device": "cuda"}}, tmp_path / "a.aotair")
