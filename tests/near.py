@@ -367,4 +367,5 @@ _CASES = {
     "add_rms_norm_cast": _cast,
     "transpose_batchmatmul": _bmm,
     "add_rms_norm_quant": _quant,
+    "group_attention": _attention,
 }

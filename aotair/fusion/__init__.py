@@ -5,6 +5,7 @@ from . import (
     add_rms_norm_dynamic_quant,
     add_rms_norm_flatten_dynamic_quant,
     add_rms_norm_quant,
+    group_attention,
     lift_add_rms_norm,
     lift_attention,
     lift_rms_norm,
@@ -30,6 +31,8 @@ RULES: tuple[Rule, ...] = (
     add_rms_norm_cast.RULE,
     transpose_batchmatmul.RULE,
     add_rms_norm_quant.RULE,
+    # For the CPU, where the others do not run.
+    group_attention.RULE,
 )
 
 __all__ = ["RULES", "Rule", "register_replacement", "registered", "rules_of"]

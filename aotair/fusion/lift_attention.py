@@ -15,7 +15,7 @@ _aten, _npu = torch.ops.aten, torch.ops.npu
 _WIDEST, _ALIGNED, _GROUPS = 512, 16, 64  # the head's width, what divides it, query heads for each of key and value
 
 
-def _repeated(name: str) -> Either:
+def repeated(name: str) -> Either:
     """Heads repeated in a copy, as models do that share them among several queries; the kernel needs no copy."""
     source = KeywordArg(name)
     spread = call(
@@ -100,7 +100,7 @@ def _variants() -> tuple[Fused, ...]:
     turned = functools.partial(_replace, transposed=True)
     straight = functools.partial(_replace, transposed=False)
     dims = KeywordArg("dim0"), KeywordArg("dim1")
-    shared = _attention(_repeated("key"), _repeated("value"))
+    shared = _attention(repeated("key"), repeated("value"))
     plain = _attention(KeywordArg("key"), KeywordArg("value"))
     transposed = [Fused(call(_aten.transpose.int, sdpa, *dims), turned, _check) for sdpa in (*shared, *plain)]
     return (*transposed, *(Fused(sdpa, straight, _check) for sdpa in (*shared, *plain)))

@@ -483,3 +483,46 @@ def test_one_query_has_a_layout_and_a_mask_of_its_own(queries, layout):
     (node,) = after.graph.find_nodes(op="call_function", target=npu.npu_fused_infer_attention_score.default)
     assert node.kwargs["input_layout"] == layout
     assert node.kwargs["atten_mask"].meta["val"].shape[0] == (2 if queries == 1 else 1)
+
+
+# ---- grouped attention on the CPU ------------------------------------------------------------------------------------
+
+
+def _grouped(query, key, mask, times: int = 2, dim: int = 2):
+    spread = key.unsqueeze(dim).expand(*key.shape[:dim], times, *key.shape[dim:])
+    whole = spread.reshape(key.shape[0], key.shape[1] * times, *key.shape[2:])
+    return (attend(query, whole, whole, mask, scale=0.3) * 1,)
+
+
+def test_repeated_heads_are_not_copied():
+    query, key = QUERY.float(), KEY.float()
+    for function in (
+        lambda q, k, m: _grouped(q, k, m),
+        lambda q, k, m: _grouped(q, k, None),
+        lambda q, k, m: _grouped(q, k, m.float() * 2),
+    ):
+        ops, left, count = fuse("group_attention", function, query, key, SEEN)
+        assert count == 1 and not left and "aten.expand.default" not in ops and "aten.clone.default" not in ops
+
+
+@pytest.mark.parametrize(
+    ("why", "function"),
+    [
+        ("along another dimension", lambda q, k, m: _grouped(q, k, m, dim=1)),
+        ("different batches", lambda q, k, m: _grouped(q, k[:1], m)),
+    ],
+)
+def test_what_is_repeated_otherwise_is_left_alone(why, function):
+    query, key = QUERY.float(), KEY.float()
+    declines("group_attention", why, function, query, key, SEEN)
+    assert fuse("group_attention", lambda q, k, m: (attend(q, q, q),), query, key, SEEN)[2] == 0
+
+
+def test_grouped_attention_is_for_the_cpu():
+    from aotair.config import CompilerConfig
+    from aotair.passes import pipeline
+    from aotair.targets import Target
+
+    for kind in ("cpu", "cuda", "npu"):
+        names = [step.name for step in pipeline(CompilerConfig(), Target(kind))]
+        assert ("group_attention" in names) == (kind == "cpu")
