@@ -56,6 +56,8 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
 	$(BIN)/python -m benchmarks.fusion
 	$(BIN)/python -m benchmarks.buckets
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.updates
 	$(BIN)/python -m benchmarks.planning_time
 
 clean: ## remove what was built, and the environment
