@@ -3,7 +3,7 @@
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -30,10 +30,11 @@ class BucketTimes:
         return asdict(self)
 
 
-def bench(model: Model, original: torch.nn.Module | None, seconds: float) -> Iterator[BucketTimes]:
+def bench(model: Model, originals: Mapping[str, Callable], seconds: float) -> Iterator[BucketTimes]:
     """Measure every bucket on its golden inputs, spending about `seconds` on each.
 
-    The artifact and the original take turns, so that both see the same weather on the machine.
+    `originals` has what the original model calls, by entry point; nothing for those that are not to be compared. The
+    artifact and the original take turns, so that both see the same weather on the machine.
     """
     golden = read_golden(model.artifact)
     for entry in model.program.entry_points:
@@ -45,8 +46,8 @@ def bench(model: Model, original: torch.nn.Module | None, seconds: float) -> Ite
                 for spec, tensor in zip(entry.inputs, given)
             ]
             calls = [functools.partial(model.entry_points[entry.name], *inputs)]
-            if original is not None:
-                calls.append(functools.partial(original, **dict(zip(names, inputs))))
+            if entry.name in originals:
+                calls.append(functools.partial(originals[entry.name], **dict(zip(names, inputs))))
             replays, *eager = _in_turns(calls, seconds, model.synchronize)
             yield BucketTimes(
                 entry.name,

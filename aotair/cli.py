@@ -296,15 +296,19 @@ def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, dev
     from .bench import bench as measure
     from .bench import bench_table
 
-    original = None
+    originals = {}
     if recipe is not None:
         from .recipe import read_recipe
         from .source import load_model
 
-        original = load_model(read_recipe(recipe))
+        parsed = read_recipe(recipe)
+        original = load_model(parsed)
+        originals = {one.entry: getattr(original, one.method) for one in parsed.entries()}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
     with aotair_runtime.load(artifact, device=device) as model:
-        rows = list(measure(model, original and original.to(model.device), seconds))
+        if originals:
+            original.to(model.device)
+        rows = list(measure(model, originals, seconds))
         if as_json:
             click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
             return

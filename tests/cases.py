@@ -94,3 +94,21 @@ RECIPES = {
     ),
     "ascend_decode": yaml.safe_load((ROOT / "recipes" / "ascend_decode.yaml").read_text()),
 }
+
+# Two entry points over one state.
+NOTEBOOK = {
+    "name": "notebook",
+    "model": {"factory": f"{MODELS}:Notebook"},
+    "entry_points": {
+        "write": {
+            "method": "write",
+            "inputs": {"x": ROWS, "rows": {"shape": ["n"], "dtype": "int64", "range": [0, 8], "distinct": True}},
+            "buckets": {"n": [1, 4]},
+        },
+        "read": {
+            "method": "read",
+            "inputs": {"query": {"shape": ["m", 4], "dtype": "float32", "pad": 0}},
+            "buckets": {"m": [2, 8]},
+        },
+    },
+}

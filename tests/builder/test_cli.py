@@ -171,6 +171,17 @@ def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
     assert result.exit_code == 1 and "WRONG" in result.output
 
 
+def test_bench_times_the_methods_of_several_entry_points(tmp_path: Path):
+    from test_entry_points import NOTEBOOK
+
+    file = tmp_path / "notebook.yaml"
+    file.write_text(yaml.safe_dump(NOTEBOOK))
+    path = aotair.build(NOTEBOOK, tmp_path / "notebook.aotair")
+    done = CliRunner().invoke(main, ["bench", str(path), "--recipe", str(file), "--seconds", "0.01", "--json"])
+    rows = json.loads(done.stdout)
+    assert {row["entry"] for row in rows} == {"write", "read"} and all(row["eager"] > 0 for row in rows)
+
+
 def test_bench_times_every_bucket_beside_the_original(built, linear_recipe: Path):
     text = aotair("bench", built("linear"), "--recipe", linear_recipe, "--seconds", "0.01", "--memory")
     assert "replay / eager" in text and "lower bound" in text

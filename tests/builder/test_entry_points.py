@@ -6,30 +6,13 @@ import models
 import pytest
 import safetensors.torch
 import torch
-from cases import MODELS, ROWS, recipe
+from cases import MODELS, NOTEBOOK, ROWS, recipe
 
 import aotair
 from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
 from aotair.recipe import parse_recipe
 from aotair_runtime.artifact import read_program
 from aotair_runtime.errors import ArgumentError
-
-NOTEBOOK = {
-    "name": "notebook",
-    "model": {"factory": f"{MODELS}:Notebook"},
-    "entry_points": {
-        "write": {
-            "method": "write",
-            "inputs": {"x": ROWS, "rows": {"shape": ["n"], "dtype": "int64", "range": [0, 8], "distinct": True}},
-            "buckets": {"n": [1, 4]},
-        },
-        "read": {
-            "method": "read",
-            "inputs": {"query": {"shape": ["m", 4], "dtype": "float32", "pad": 0}},
-            "buckets": {"m": [2, 8]},
-        },
-    },
-}
 
 
 @pytest.fixture(scope="module")
