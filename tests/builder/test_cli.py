@@ -172,8 +172,6 @@ def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
 
 
 def test_bench_times_the_methods_of_several_entry_points(tmp_path: Path):
-    from test_entry_points import NOTEBOOK
-
     file = tmp_path / "notebook.yaml"
     file.write_text(yaml.safe_dump(NOTEBOOK))
     path = aotair.build(NOTEBOOK, tmp_path / "notebook.aotair")
