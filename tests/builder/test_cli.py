@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from cases import MODELS, RECIPES
+from cases import MODELS, NOTEBOOK, RECIPES
 from click.testing import CliRunner
 
 from aotair.cli import main
@@ -172,11 +172,10 @@ def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
 
 
 def test_bench_times_the_methods_of_several_entry_points(tmp_path: Path):
-    file = tmp_path / "notebook.yaml"
+    file, out = tmp_path / "notebook.yaml", tmp_path / "notebook.aotair"
     file.write_text(yaml.safe_dump(NOTEBOOK))
-    path = aotair.build(NOTEBOOK, tmp_path / "notebook.aotair")
-    done = CliRunner().invoke(main, ["bench", str(path), "--recipe", str(file), "--seconds", "0.01", "--json"])
-    rows = json.loads(done.stdout)
+    aotair("build", file, "-o", out)
+    rows = json.loads(aotair("bench", out, "--recipe", file, "--seconds", 0.01, "--json"))
     assert {row["entry"] for row in rows} == {"write", "read"} and all(row["eager"] > 0 for row in rows)
 
 
