@@ -175,18 +175,9 @@ def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -
     """
     listener = listener or Listener()
     clock = _Clock(listener)
-    with clock.stage("recipe"):
-        recipe = _as_recipe(recipe)
-        observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
-    with clock.stage("model"):
-        model, rules = load_model(recipe), load_rules(recipe)
-        quantize(model, recipe)
-    with clock.stage("export"):
-        exported = _exported(model, recipe, observer)
-    with clock.stage("passes"):
-        _apply_passes(exported, recipe, observer, rules)
+    done = _optimised(recipe, clock)
     with clock.stage("buckets"):
-        return build_program(exported, recipe, listener.bucket).program
+        return build_program(done.exported, done.recipe, listener.bucket).program
 
 
 def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:
@@ -194,7 +185,21 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """
-    clock = _Clock(listener or Listener())
+    done = _optimised(recipe, _Clock(listener or Listener()))
+    return _explained(done.observer, done.rules)
+
+
+@dataclass(frozen=True)
+class _Optimised:
+    """A recipe's graphs after all passes, and who watched them."""
+
+    recipe: Recipe
+    exported: Sequence[Exported]
+    observer: Observer
+    rules: Sequence[fusion.Rule]
+
+
+def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimised:
     with clock.stage("recipe"):
         recipe = _as_recipe(recipe)
         observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
@@ -205,7 +210,7 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
         exported = _exported(model, recipe, observer)
     with clock.stage("passes"):
         _apply_passes(exported, recipe, observer, rules)
-    return _explained(observer, rules)
+    return _Optimised(recipe, exported, observer, rules)
 
 
 def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
