@@ -234,7 +234,7 @@ def replay(proved, built, device: str, replays) -> str:
 
     from aotair_runtime.artifact import Artifact
     from aotair_runtime.devices import open_device
-    from aotair_runtime.golden import compare
+    from aotair_runtime.golden import compare, take_changed
     from aotair_runtime.model import Model
     from aotair_runtime.settings import Settings
 
@@ -247,13 +247,13 @@ def replay(proved, built, device: str, replays) -> str:
             for tensor, start in zip(given, starts):
                 tensor.copy_(start)
             model.reset_state()
+            lasting = {f"forward.0.after.{name}": given[names.index(name)] for name in ("cache", "other")}
+            lasting |= {f"forward.0.state.{name}": tensor for name, tensor in model.state.items()}
+            wanted = [(tensor, take_changed(golden, name, tensor)) for name, tensor in lasting.items()]
             with context:
                 outputs = [output.cpu() for output in model.forward.flat(given)]
             pairs = [(output, golden[f"forward.0.out.{n}"]) for n, output in enumerate(outputs)]
-            pairs += [
-                (given[names.index(name)].cpu(), golden[f"forward.0.after.{name}"]) for name in ("cache", "other")
-            ]
-            pairs += [(tensor.cpu(), golden[f"forward.0.state.{name}"]) for name, tensor in model.state.items()]
+            pairs += [(tensor.cpu(), want) for tensor, want in wanted]
             wrong = [number for number, (got, want) in enumerate(pairs) if not compare(got, want, 1e-4, 1e-3)[1]]
             if wrong:
                 return f"wrong on {device}: {wrong}"

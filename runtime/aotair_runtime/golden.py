@@ -81,7 +81,7 @@ def replay_bucket(model: "Model", golden: Mapping[str, torch.Tensor], entry: Ent
     mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
     lasting = [("after", mutated), ("state", model.state)]
     wanted = [
-        (tensor, _take_changed(golden, key(entry.name, number, side, name), tensor))
+        (tensor, take_changed(golden, key(entry.name, number, side, name), tensor))
         for side, tensors in lasting
         for name, tensor in tensors.items()
     ]
@@ -101,7 +101,7 @@ def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolera
     )
 
 
-def _take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Tensor) -> torch.Tensor:
+def take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Tensor) -> torch.Tensor:
     """What `changes` stored, of a tensor that is `before` now."""
     if name in golden:
         return golden[name]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotair_runtime.errors import MalformedError
-from aotair_runtime.golden import _take_changed, changes
+from aotair_runtime.golden import changes, take_changed
 
 
 @given(
@@ -22,7 +22,7 @@ def test_what_changed_comes_back(count: int, places: list[int], dtype: torch.dty
             after[place] = float("nan") if dtype.is_floating_point and place % 3 == 0 else 1
     stored = changes("x", before, after)
     assert sum(tensor.nbytes for tensor in stored.values()) <= after.nbytes
-    got = _take_changed(stored, "x", before)
+    got = take_changed(stored, "x", before)
     assert torch.equal(got.view(torch.uint8), after.view(torch.uint8)) and not before.any()
 
 
@@ -32,7 +32,7 @@ def test_a_few_rows_of_a_cache_are_stored_as_such():
     after[3, 5] += 1
     stored = changes("x", before, after)
     assert set(stored) == {"x.at", "x.is"} and stored["x.is"].numel() == 4
-    assert torch.equal(_take_changed(stored, "x", before), after)
+    assert torch.equal(take_changed(stored, "x", before), after)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_few_rows_of_a_cache_are_stored_as_such():
 )
 def test_places_that_there_are_not(at: torch.Tensor, values: torch.Tensor):
     with pytest.raises(MalformedError, match="changed at places"):
-        _take_changed({"x.at": at, "x.is": values}, "x", torch.zeros(4))
+        take_changed({"x.at": at, "x.is": values}, "x", torch.zeros(4))
 
 
 def test_one_half_is_not_enough():
     with pytest.raises(MalformedError, match=r"'x\.is' is missing"):
-        _take_changed({"x.at": torch.tensor([0])}, "x", torch.zeros(4))
+        take_changed({"x.at": torch.tensor([0])}, "x", torch.zeros(4))
