@@ -5,7 +5,7 @@ import copy
 import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -281,9 +281,10 @@ class Entry:
         addresses = list(map(_address, mutated))
         static = self._settings.clone_input is False and self._is_static(shapes, users)
         contiguous = all(map(_is_contiguous, mutated))
-        own = tuple([(i, tensors[i].stride()) for i in self._users if self._own and _address(tensors[i]) in self._own])
-        key = (static, own, contiguous, *addresses, *shapes)
-        plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else ())
+        own = {i: _address(tensors[i]) for i in self._users} if self._own else {}
+        own = {i: (address, tensors[i].stride()) for i, address in own.items() if address in self._own}
+        key = (static, *own.items(), contiguous, *addresses, *shapes)
+        plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else (), own)
         self.graphs.used(plan.number, plan.captured)
         last = LastCall(
             list(map(id, mutated)),
@@ -314,7 +315,12 @@ class Entry:
         addresses = tuple(map(_address, users))
         return self._static.setdefault(tuple(shapes), addresses) == addresses
 
-    def _plan(self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int]) -> CallPlan:
+    def _plan(
+        self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int], own: Collection[int]
+    ) -> CallPlan:
+        """`own` are the inputs at addresses of buffers that were handed out: only of these, which `key` holds, may one
+        not be copied. Another that lies in its buffer by chance, an output of an earlier call say, is copied as its
+        shape's next one will have to be."""
         shapes = [_shape(tensor) for tensor in tensors]
         sizes = read_sizes(self.spec, shapes)
         number = choose(self.spec, sizes)
@@ -325,7 +331,7 @@ class Entry:
         listed = self._hosts.listed
         buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place and i not in listed}
         parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
-        copied = tuple(i for i, part in parts.items() if not _same_place(part, tensors[i]))
+        copied = tuple(i for i, part in parts.items() if i not in own or not _same_place(part, tensors[i]))
         plan = CallPlan(
             number,
             self.graphs.pools[number],

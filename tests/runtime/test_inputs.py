@@ -56,6 +56,37 @@ def test_a_tensor_at_the_buffers_address_with_other_strides_is_copied(node, orig
     assert copies(model) == (0, 1)
 
 
+def test_a_tensor_that_lies_in_the_buffer_by_chance_is_copied(node, original):
+    """As an output of an earlier call may: the plan of its shapes serves other tensors afterwards."""
+    model = node.load("encoder", enable_output_clone=True)
+    given = ids_and_mask(4, 16)
+    number = [bucket.sizes for bucket in model.program.entry_points[0].buckets].index((4, 16))
+    found = model.entry_points["forward"].graphs.input_buffers(number)
+    for buffer, value in zip(found.values(), given):
+        buffer.copy_(value)
+    want = original("encoder")(*given)
+    torch.testing.assert_close(model(*found.values()), want, atol=1e-5, rtol=1e-4)
+    assert copies(model) == (0, 1)
+    other = (given[0].flip(0).contiguous(), given[1])
+    torch.testing.assert_close(model(*other), original("encoder")(*other), atol=1e-5, rtol=1e-4)
+
+
+def test_the_buffer_of_one_input_passed_for_another_is_copied(node, original):
+    """Two addresses that were handed out, with equal shapes and strides."""
+    model = node.load("encoder", enable_output_clone=True)
+    buffers = model.inputs["batch=4, seq=16"]
+    ids, mask = ids_and_mask(4, 16)
+    for _ in range(2):
+        buffers["ids"].copy_(ids)
+        buffers["mask"].copy_(mask)
+        torch.testing.assert_close(model(**buffers), original("encoder")(ids, mask), atol=1e-5, rtol=1e-4)
+        assert copies(model) == ()
+        buffers["mask"].copy_(mask)
+        got = model(buffers["mask"], mask)
+        assert copies(model) == (0, 1)
+        torch.testing.assert_close(got, original("encoder")(mask, mask), atol=1e-5, rtol=1e-4)
+
+
 def test_all_buckets_share_their_buffers_where_it_costs_nothing(node):
     model = node.load("encoder")
     addresses = {name: {b[name].data_ptr() for b in model.inputs.values()} for name in ("ids", "mask")}
