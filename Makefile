@@ -33,11 +33,12 @@ test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs
 	$(BIN)/python -m pytest
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime tests/test_language.py
 
-fuzz: $(INSTALLED) ## random graphs: 2,000 through the line, 200 near each fusion rule, 5,000 memory plans, 600 on the simulated NPU (20 minutes)
+fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000); on the simulated NPU 600 graphs and 1,000 sequences (40 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
 	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
 	$(BIN)/python -m pytest -rP tests/builder/test_plan_check.py --graphs 5000
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py --graphs 600
+	$(BIN)/python -m pytest tests/test_sequences.py --sequences 10000
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py

@@ -11,17 +11,23 @@ from dataclasses import dataclass
 import torch
 
 from .buckets import choose, describe, evaluate, read_sizes, shape_text
+from .budget import raise_out_of_memory
 from .check import dtype
 from .errors import ArgumentError, DeviceError, DTypeError, ShapeError, UpdateError
+from .executor import as_dtype, can_be
 from .graphs import Captured, Graphs, Parts
+from .held import Held
 from .lists import HostInputs, filling
+from .overlap import Span, Spans, destroyed, is_plain, meet, same_place, span, with_copies
 from .pool import Pool
 from .schema import Bucket, EntryPoint, Placement, Space
 from .structure import leaf_names, packer
 
 _NO_LISTS: list = []
 _PLANS = 1024  # shapes whose plans an entry point keeps
-_address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+# What each call looks up, found once.
+_Tensor, _InferenceMode = torch.Tensor, torch._C._InferenceMode
+_address, _is_contiguous = _Tensor.data_ptr, _Tensor.is_contiguous
 
 
 @dataclass(slots=True)
@@ -44,11 +50,14 @@ class CallPlan:
     all_copied: bool  # whether these are all the user inputs
     targets: list[torch.Tensor]  # where to
     fills: list[tuple[torch.Tensor, object]]  # pad regions and what they are filled with
+    padded: list[int]  # for each of them, which of the copied inputs it pads; -1: one that is not copied
     outputs: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
     in_caller: bool  # whether any does
     filling: list[list[int]] | None  # what is put after each list; None: no list is padded
     sent: int  # elements of the copied inputs, and of the buffers they are copied into
     run: int
+    arena: Span  # the addresses that the replay may write
+    held: Held  # remembers the outputs
 
 
 @dataclass(slots=True)
@@ -63,6 +72,8 @@ class LastCall:
     watched: list[weakref.ref]
     user_addresses: list[int] | None  # where the other inputs lie, if that matters: they may be used in place
     lengths: Sequence[int]  # of its lists
+    written: Spans  # the bytes of its mutated inputs
+    apart: list[int] | None  # addresses of other inputs, without gaps, of which it is known that they lie elsewhere
 
 
 class Entry:
@@ -71,6 +82,10 @@ class Entry:
     def __init__(self, spec: EntryPoint, parts: Parts, pools: Sequence[Pool]):
         self.spec = spec
         self._device, self._settings, self._layouts = parts.device, parts.settings, parts.program.layouts
+        self._promise, self._place = parts.promise, parts.device.torch_device
+        self._clones_outputs = parts.settings.enable_output_clone
+        self._states = [span(state) for state in parts.states]
+        self._held = {pool: pool.held() for pool in dict.fromkeys(pools)}
         self._lock = pools[0].lock
         self.counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
         self._names = tuple(item.name for item in spec.inputs)
@@ -103,9 +118,9 @@ class Entry:
             tensors, lists = self._hosts.take(tensors)
             lengths = list(map(len, lists))
         users = self._take_users(tensors) if self._some_users else tensors
-        device = self._device.torch_device
+        device = self._place
         for tensor, dtype_ in zip(users, self._user_dtypes):
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
+            if not isinstance(tensor, _Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
                 self._refuse(tensors)
         with self._lock:
             last = self._last
@@ -116,7 +131,9 @@ class Entry:
                 or (mutated and not self._in_the_same_place(last, tensors))
                 or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
             ):
-                last = self._find_plan(tensors, users, lengths)
+                last, tensors, users = self._find_plan(tensors, users, lengths)
+            elif mutated and ([*map(_address, users)] != last.apart or False in map(_is_contiguous, users)):
+                self._check_apart(last, users)
             return self._replay(last.plan, tensors, users, lists)
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -182,9 +199,9 @@ class Entry:
     def _in_the_same_place(self, last: LastCall, tensors: Sequence[torch.Tensor]) -> bool:
         mutated = self._take_mutated(tensors)
         return (
-            list(map(id, mutated)) == last.identities
-            and list(map(_address, mutated)) == last.addresses
-            and all(map(_is_contiguous, mutated))
+            [*map(id, mutated)] == last.identities
+            and [*map(_address, mutated)] == last.addresses
+            and False not in map(_is_contiguous, mutated)
         )
 
     def _replay(
@@ -192,12 +209,19 @@ class Entry:
     ) -> list[torch.Tensor]:
         pool, counters, number = plan.pool, self.counters, plan.number
         pool.overwrite()
-        guard = torch._C._InferenceMode(True)
+        guard = _InferenceMode(True)
         try:
+            if plan.targets:
+                sources = users if plan.all_copied else [tensors[i] for i in plan.copied]
+                low, high = plan.arena
+                for source in sources:
+                    if low <= _address(source) < high:
+                        sources = self._set_aside(plan, sources)
+                        break
             for region, value in plan.fills:
                 region.fill_(value)
             if plan.targets:
-                torch._foreach_copy_(plan.targets, users if plan.all_copied else [tensors[i] for i in plan.copied])
+                torch._foreach_copy_(plan.targets, sources)
             if lists:
                 self._replay_with(plan, lists)
             else:
@@ -208,11 +232,29 @@ class Entry:
         counters.sent[number] += plan.sent
         counters.run[number] += plan.run
         outputs = self._with_callers(plan, tensors) if plan.in_caller else plan.outputs
-        if self._settings.enable_output_clone:
+        if self._clones_outputs:
             return [output.clone() for output in outputs]
         outputs = [output.detach() for output in outputs]
-        pool.hand_out(outputs)
+        mine = (
+            [output for output, made in zip(outputs, plan.outputs) if made is not None] if plan.in_caller else outputs
+        )
+        plan.held.hand_out(mine, pool.replays)
         return outputs
+
+    def _set_aside(self, plan: CallPlan, sources: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """`sources`, some of which lie in the pool: copies of those that filling and copying in would write over."""
+        plan.pool.warn_of_stale(sources)
+        fills = [(owner, region) for owner, (region, _) in zip(plan.padded, plan.fills)]
+        numbers = destroyed(sources, plan.targets, fills)
+        return with_copies(sources, numbers, self._copies) if numbers else sources
+
+    def _copies(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Copies of inputs, in memory that the promise counts. Raises OutOfMemoryError."""
+        try:
+            return self._device.copies(tensors)
+        except RuntimeError as error:
+            raise_out_of_memory(error, self._device, self._promise, self.spec.name)
+            raise
 
     def _replay_with(self, plan: CallPlan, lists: list[list[int]]) -> None:
         if plan.filling is not None:
@@ -272,19 +314,24 @@ class Entry:
 
     def _find_plan(
         self, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor], lengths: Sequence[int]
-    ) -> LastCall:
-        """The plan for these inputs, remembered as that of the last call."""
+    ) -> tuple[LastCall, Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The plan for these inputs, remembered as that of the last call, and the inputs: copies of those that a
+        capture has overwritten meanwhile."""
         if self._mutated:
             self._refuse(tensors)
         shapes = [_shape(tensor) for tensor in tensors]
         mutated = [tensors[i] for i in self._mutated]
         addresses = list(map(_address, mutated))
         static = self._settings.clone_input is False and self._is_static(shapes, users)
-        contiguous = all(map(_is_contiguous, mutated))
+        plain = all(map(is_plain, mutated))
+        written = Spans([span(tensor) for tensor in mutated])
+        self._refuse_shared(written, users)
         own = {i: _address(tensors[i]) for i in self._users} if self._own else {}
         own = {i: (address, tensors[i].stride()) for i, address in own.items() if address in self._own}
-        key = (static, *own.items(), contiguous, *addresses, *shapes)
-        plan = self._plans.get(key) or self._plan(key, tensors, self._users if static else (), own)
+        key = (static, *own.items(), plain, *addresses, *shapes)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan, tensors = self._plan(key, tensors, self._users if static else (), own)
         self.graphs.used(plan.number, plan.captured)
         last = LastCall(
             list(map(id, mutated)),
@@ -294,9 +341,26 @@ class Entry:
             [self._watch(t) for t in mutated],
             None if self._settings.clone_input and not self._own else list(map(_address, users)),
             lengths,
+            written,
+            list(map(_address, users)) if all(map(_is_contiguous, users)) else None,
         )
         self._last = last
-        return last
+        return last, tensors, self._take_users(tensors) if self._some_users else tensors
+
+    def _check_apart(self, last: LastCall, users: Sequence[torch.Tensor]) -> None:
+        """Raises ArgumentError where an input shares memory with one that the call writes."""
+        self._refuse_shared(last.written, users)
+        last.apart = list(map(_address, users)) if all(map(_is_contiguous, users)) else None
+
+    def _refuse_shared(self, written: Spans, users: Sequence[torch.Tensor]) -> None:
+        for position, tensor in zip(self._users, users) if self._mutated else ():
+            if written.meets(span(tensor)):
+                name = self._names[position]
+                raise ArgumentError(
+                    f"the input {name!r} shares memory with a mutated input", where=self.spec.name,
+                    expected="inputs apart from what the call writes: what it reads would depend on when it does",
+                    fix=f"pass {name}.clone()",
+                )  # fmt: skip
 
     def _watch(self, tensor: torch.Tensor) -> weakref.ref:
         """Forget the last call when the tensor dies: its identity may then come again."""
@@ -310,36 +374,40 @@ class Entry:
 
     def _is_static(self, shapes: Sequence[torch.Size], users: Sequence[torch.Tensor]) -> bool:
         """Whether the user inputs lie where those of the first call with these shapes lay (or this is the first)."""
-        if not all(map(_is_contiguous, users)):
+        if not all(map(is_plain, users)):
             return False
         addresses = tuple(map(_address, users))
         return self._static.setdefault(tuple(shapes), addresses) == addresses
 
     def _plan(
         self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int], own: Collection[int]
-    ) -> CallPlan:
+    ) -> tuple[CallPlan, Sequence[torch.Tensor]]:
         """`own` are the inputs at addresses of buffers that were handed out: only of these, which `key` holds, may one
         not be copied. Another that lies in its buffer by chance, an output of an earlier call say, is copied as its
-        shape's next one will have to be."""
+        shape's next one will have to be. Gives the inputs too: copies of those that a capture has overwritten."""
         shapes = [_shape(tensor) for tensor in tensors]
         sizes = read_sizes(self.spec, shapes)
         number = choose(self.spec, sizes)
-        bucket = self.spec.buckets[number]
-        self._check_mutated(tensors, bucket)
-        in_place = {i: tensors[i] for i in (*self._mutated, *self._usable_in_place(bucket, sizes, static))}
+        bucket, pool = self.spec.buckets[number], self.graphs.pools[number]
+        self._check_mutated(tensors, number)
+        usable = self._usable_in_place(number, sizes, tensors, static)
+        in_place = {i: tensors[i] for i in (*self._mutated, *usable)}
+        kept = tensors if self.graphs.has(number, in_place) else self._saved(pool, tensors)
         captured = self.graphs.get(number, in_place)
         listed = self._hosts.listed
         buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place and i not in listed}
         parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
-        copied = tuple(i for i, part in parts.items() if i not in own or not _same_place(part, tensors[i]))
+        copied = tuple(i for i, part in parts.items() if i not in own or not same_place(part, tensors[i]))
+        fills = [(i, *fill) for i in buffers for fill in self._fills(i, buffers[i], tensors[i].shape)]
         plan = CallPlan(
             number,
-            self.graphs.pools[number],
+            pool,
             captured,
             copied,
             copied == self._users,
             [parts[i] for i in copied],
-            [fill for i in buffers for fill in self._fills(i, buffers[i], tensors[i].shape)],
+            [(region, value) for _, region, value in fills],
+            [copied.index(i) if i in copied else -1 for i, *_ in fills],
             [
                 None if output is None else _part(output, [evaluate(expr, sizes) for expr in spec.shape])
                 for output, spec in zip(captured.outputs, self.spec.outputs)
@@ -348,22 +416,52 @@ class Entry:
             self._filling(bucket, shapes) if tuple(sizes) != bucket.sizes else None,
             sum(tensors[i].numel() for i in buffers),
             sum(buffer.numel() for buffer in buffers.values()),
+            pool.span,
+            self._held[pool],
         )
+        for i in (i for i in own if i in parts and i not in copied and kept[i] is not tensors[i]):
+            with torch.inference_mode():
+                parts[i].copy_(kept[i])
         self._plans[key] = plan
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
-        return plan
+        return plan, kept
+
+    def _saved(self, pool: Pool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The inputs before a capture that may run the bucket: copies of those that lie in the pool."""
+        numbers = [i for i in self._users if meet(span(tensors[i]), pool.span)]
+        if not numbers:
+            return tensors
+        pool.enter()
+        with torch.inference_mode():
+            return with_copies(tensors, numbers, self._copies)
 
     def _filling(self, bucket: Bucket, shapes: Sequence[torch.Size]) -> list[list[int]]:
         wanted = [self._layouts[bucket.tensors[bucket.inputs[i]].layout].shape[0] for i in self._hosts.listed]
         return [filling(self.spec.inputs[i], want - shapes[i][0]) for i, want in zip(self._hosts.listed, wanted)]
 
-    def _usable_in_place(self, bucket: Bucket, sizes: Sequence[int], static: Sequence[int]) -> Sequence[int]:
-        """Of the user inputs that may be used where they lie, those that the program addresses as such: none where
-        the call is padded, or the artifact is of a format in which inputs are always copied."""
+    def _usable_in_place(
+        self, number: int, sizes: Sequence[int], tensors: Sequence[torch.Tensor], static: Sequence[int]
+    ) -> Sequence[int]:
+        """Of the user inputs that may be used where they lie, those that the program addresses as such (none where the
+        call is padded, or the artifact is of a format in which inputs are always copied), that the replay does not
+        write, and that lie so that every dtype in which the program looks at them can."""
+        bucket = self.spec.buckets[number]
         if tuple(sizes) != bucket.sizes:
             return ()
-        return [i for i in static if bucket.tensors[bucket.inputs[i]].space == Space.INPUT]
+        written = (self.graphs.pools[number].span, *self._states)
+        return [
+            i
+            for i in static
+            if bucket.tensors[bucket.inputs[i]].space == Space.INPUT
+            and not any(meet(span(tensors[i]), other) for other in written)
+            and all(can_be(tensors[i], kind) for kind in self._kinds(bucket, i))
+        ]
+
+    def _kinds(self, bucket: Bucket, position: int) -> set[torch.dtype]:
+        """The dtypes in which a bucket's program looks at an input."""
+        mine = [at for at in bucket.tensors if at.space in (Space.INPUT, Space.CALLER) and at.index == position]
+        return {dtype(self._layouts[at.layout].dtype) for at in mine}
 
     def _with_callers(self, plan: CallPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs, those in the caller's memory as views of this call's inputs."""
@@ -376,8 +474,9 @@ class Entry:
 
     def _view(self, tensor: torch.Tensor, place: Placement) -> torch.Tensor:
         found = self._layouts[place.layout]
-        start = tensor.storage_offset() + place.offset // tensor.element_size()
-        return tensor.as_strided(found.shape, found.strides, start)
+        base = as_dtype(tensor, dtype(found.dtype))
+        start = base.storage_offset() + place.offset // base.element_size()
+        return base.as_strided(found.shape, found.strides, start)
 
     def _forget_plans(self) -> None:
         self._plans.clear()
@@ -395,25 +494,32 @@ class Entry:
         axes = [axis for axis, size in enumerate(shape) if size < buffer.shape[axis]]
         return [(buffer.narrow(axis, shape[axis], buffer.shape[axis] - shape[axis]), value) for axis in axes]
 
-    def _check_mutated(self, tensors: Sequence[torch.Tensor], bucket: Bucket) -> None:
-        """Raises ShapeError where a mutated input does not lie as the program will address it."""
+    def _check_mutated(self, tensors: Sequence[torch.Tensor], number: int) -> None:
+        """Raises ShapeError where a mutated input does not lie as the program will address it, and ArgumentError where
+        it shares memory with another, or with what the model itself writes."""
+        bucket, seen = self.spec.buckets[number], [self.graphs.pools[number].span, *self._states]
+        where = f"{self.spec.name}, bucket {describe(self.spec, bucket.sizes)}"
         for i in self._mutated:
-            want = self._layouts[bucket.tensors[bucket.inputs[i]].layout]
-            if tensors[i].shape != want.shape or not tensors[i].is_contiguous():
+            want, tensor, name = self._layouts[bucket.tensors[bucket.inputs[i]].layout], tensors[i], self._names[i]
+            lies = is_plain(tensor) and all(can_be(tensor, kind) for kind in self._kinds(bucket, i))
+            if tensor.shape != want.shape or not lies:
                 raise ShapeError(
-                    f"the mutated input {self._names[i]!r} is used in place and must lie as the program expects",
-                    where=f"{self.spec.name}, bucket {describe(self.spec, bucket.sizes)}",
-                    expected=f"shape {list(want.shape)}, strides {list(want.strides)}",
-                    got=f"shape {list(tensors[i].shape)}, strides {list(tensors[i].stride())}",
-                )
+                    f"the mutated input {name!r} is used in place and must lie as the program expects", where=where,
+                    expected=f"shape {list(want.shape)}, strides {list(want.strides)}, aligned, no conjugate view",
+                    got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}, "
+                    f"storage offset {tensor.storage_offset()}",
+                )  # fmt: skip
+            if any(meet(span(tensor), other) for other in seen):
+                raise ArgumentError(
+                    f"the mutated input {name!r} shares memory with the model's own, or with another mutated input",
+                    where=where, expected="memory of the caller's that nothing else in this call writes",
+                    fix=f"pass a copy: {name}.clone(); outputs and states lie in the model's memory",
+                )  # fmt: skip
+            seen.append(span(tensor))
 
 
 def _lie_at(addresses: list[int], tensors: Sequence[torch.Tensor]) -> bool:
-    return list(map(_address, tensors)) == addresses and all(map(_is_contiguous, tensors))
-
-
-def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return list(map(_address, tensors)) == addresses and all(map(is_plain, tensors))
 
 
 def _taker(positions: Sequence[int]) -> Callable[[Sequence], Sequence]:

@@ -151,12 +151,26 @@ class Tensors:
             base = memory.in_place[item.index]
         else:
             base = (memory.constants if item.space == Space.CONSTANT else memory.states)[item.index]
-        return (base if base.dtype == kind else base.view(kind)), start
+        return as_dtype(base, kind), start
 
     def _arena(self, kind: torch.dtype) -> torch.Tensor:
         if kind not in self._views:
             self._views[kind] = self._memory.space.arena.view(kind)
         return self._views[kind]
+
+
+def as_dtype(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """The bytes of a tensor without gaps, from its first on, as numbers of another dtype, in one dimension; the tensor
+    itself where it is of that dtype. What is left over at the end is left out. See `can_be`."""
+    if tensor.dtype == kind:
+        return tensor
+    flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return flat[: flat.numel() // kind.itemsize * kind.itemsize].view(kind)
+
+
+def can_be(tensor: torch.Tensor, kind: torch.dtype) -> bool:
+    """Whether a tensor begins where numbers of another dtype may."""
+    return not tensor.storage_offset() * tensor.element_size() % kind.itemsize and not tensor.data_ptr() % kind.itemsize
 
 
 def call(

@@ -80,6 +80,10 @@ class Graphs:
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
+    def has(self, number: int, in_place: Mapping[int, torch.Tensor]) -> bool:
+        """Whether a bucket's graph for these inputs is there, and `get` captures nothing."""
+        return _key(in_place) in self._kept.get(number, ())
+
     def get(self, number: int, in_place: Mapping[int, torch.Tensor]) -> Captured:
         """The graph of a bucket for these inputs used in place, captured where there is none.
 
@@ -94,9 +98,10 @@ class Graphs:
                 self._make_room(kept, self.parts.settings.kept_graphs - 1)
             wanted = [cost(self.spec.buckets[number])]
             check_budget(self.parts.device, wanted, self.parts.settings.limits, self._where(number))
-            self.pools[number].overwrite()
+            pool = self.pools[number]
+            pool.overwrite() if self.parts.device.concurrent else pool.enter()
             try:
-                kept[key] = self._capture(number, in_place, self.pools[number].space)
+                kept[key] = self._capture(number, in_place, pool.space)
             except RuntimeError as error:
                 raise_out_of_memory(error, self.parts.device, self.parts.promise, self._where(number))
                 raise

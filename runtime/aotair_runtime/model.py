@@ -45,8 +45,10 @@ def load(
     `device`: "cpu", "npu", "cuda", with an index like "npu:1"; by default the kind the artifact was built for, or the
     pool's.
     `pool`: memory to share with other models (`graph_pool`; TorchAir's `use_custom_pool`, mode 1). Each replay of any
-    of them overwrites the outputs of the one before. `disable_mempool_reuse_in_same_fx` has no effect then.
+    of them overwrites the outputs of the one before, but for those of models with `disable_mempool_reuse_in_same_fx`.
     `disable_mempool_reuse_in_same_fx`: give each bucket memory of its own instead of one arena for all (mode 2 off).
+    With `pool` too, its replays take turns with the others of the pool, and neither overwrites what the other made:
+    what TorchAir does whenever it is given a pool.
     `clone_input`: copy inputs into the runtime's memory at each call (mode 3). If False, the first call's inputs are
     used where they lie, and calls with others are copied; a call at the first one's addresses copies nothing.
     `enable_output_clone`: hand out fresh tensors instead of views that the next replay overwrites.
@@ -91,16 +93,16 @@ class Model:
         wanted = [(e, n) for e in program.entry_points for n in _wanted(e, settings.capture)]
         wanted.sort(key=lambda pair: -pair[0].buckets[pair[1]].height)  # over all entry points the largest first
         _check_names(program, settings.capture)
-        own_pools = 0 if pool else sum(len(e.buckets) for e in program.entry_points) if settings.apart else 1
+        own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
         pool_costs = [pool_cost(device, program)] * own_pools
         check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
-        there = 0 if pool is None else pool.arena.nbytes
-        terms = Terms(device.kind, settings.apart and pool is None, settings.enable_output_clone, there)
+        there = 0 if pool is None or settings.apart else pool.arena.nbytes
+        terms = Terms(device.kind, settings.apart, settings.enable_output_clone, there)
         self.promise = promise(program, terms)
         check_memory(device, self.promise, program.requirements, settings.memory_budget, where)
         self._parts = Parts(program, device, ops, (), (), settings, program.name, self.promise)
         self._pools: list[Pool] = []
-        self._own_pools = pool is None
+        self._own_pools = pool is None or settings.apart
         self.entry_points: dict[str, Entry] = {}
         # What is left to do when nobody closes the model.
         self._end = weakref.finalize(self, _release, self.entry_points, self._pools, self._own_pools, device)
@@ -230,18 +232,18 @@ class Model:
 
     def _pools_for(self, spec: EntryPoint, shared: Pool | None) -> list[Pool]:
         """The pool of each bucket of an entry point."""
-        if shared is not None or not self._parts.settings.apart:
+        if not self._parts.settings.apart:
             if not self._pools:
                 fresh = max(need.fresh for need in self.promise.needs)
                 self._pools.append(shared or Pool(self._device, self.program.arena, fresh))
                 self._pools[0].reserve(self.program.arena, fresh)
             return [self._pools[0]] * len(spec.buckets)
-        lock = self._pools[0].lock if self._pools else None
         mine = []
         for bucket in spec.buckets:
-            mine.append(Pool(self._device, _arena_of(self.program, bucket), fresh_bytes(bucket), lock))
-            lock = mine[0].lock
-            self._pools.append(mine[-1])
+            turns = shared.turns if shared else self._pools[0].turns if self._pools else None
+            made = Pool(self._device, _arena_of(self.program, bucket), fresh_bytes(bucket), turns)
+            self._pools.append(made)
+            mine.append(made)
         return mine
 
     @property

@@ -1,18 +1,15 @@
 """The memory that the graphs of one or several models share, and the lock that keeps their replays apart."""
 
-import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from .devices import Bytes, Device, Space, open_device
-from .errors import OutputHeldWarning
+from .held import Held
+from .overlap import Span, span
 
 
 class Tenant(Protocol):
@@ -28,19 +25,36 @@ class Tenant(Protocol):
         """Give those back."""
 
 
+class Turns:
+    """Whose turn it is on a device: replays that share memory or state run one after the other, whatever thread or
+    stream they come from. Where they do is held by `lock`, in which order the streams work by `enter`."""
+
+    def __init__(self, device: Device):
+        self.lock = threading.RLock()
+        self._device = device
+        self._stream = device.stream()
+
+    def enter(self) -> None:
+        """Let the current stream wait for the one that worked before."""
+        stream = self._device.stream()
+        if stream != self._stream:
+            self._device.follow(self._stream)
+            self._stream = stream
+
+
 class Pool:
     """One arena on `device`, as large as its largest user needs. A replay of any graph in the pool overwrites the
-    outputs of the one before, and replays run one after the other, whatever thread or stream they come from."""
+    outputs of the one before. Pools with the same `turns` hold what one model, or several, use by turns."""
 
-    def __init__(self, device: Device, nbytes: int = 0, fresh: int = 0, lock: AbstractContextManager | None = None):
+    def __init__(self, device: Device, nbytes: int = 0, fresh: int = 0, turns: Turns | None = None):
         self.device = device
-        self.lock = lock or threading.RLock()
+        self.turns = turns or Turns(device)
+        self.lock, self.enter = self.turns.lock, self.turns.enter
+        self.replays = 0  # how often what lies in the arena has been overwritten
         self._fresh = fresh
         self._spaces = [device.space(nbytes, fresh)]
         self._tenants: weakref.WeakSet = weakref.WeakSet()
-        self._stream = device.stream()
-        self._handed: list[weakref.ref] = []
-        self._warned = False
+        self._held: weakref.WeakSet[Held] = weakref.WeakSet()
         weakref.finalize(self, _close, device, self._spaces).atexit = False
 
     @property
@@ -51,6 +65,11 @@ class Pool:
     @property
     def arena(self) -> torch.Tensor:
         return self.space.arena
+
+    @property
+    def span(self) -> Span:
+        """The addresses of the arena."""
+        return span(self.arena)
 
     def bytes(self) -> Bytes:
         """What the pool takes on the device."""
@@ -68,31 +87,22 @@ class Pool:
                 self._move(self.device.space(nbytes, fresh))
                 self._fresh = fresh
 
-    def hand_out(self, outputs: list[torch.Tensor]) -> None:
-        """Remember outputs that the next replay overwrites."""
-        if not self._warned:
-            self._handed = [weakref.ref(output) for output in outputs]
-
-    def enter(self) -> None:
-        """Let the current stream wait for the one that worked in the pool before."""
-        stream = self.device.stream()
-        if stream != self._stream:
-            self.device.follow(self._stream)
-            self._stream = stream
-
     def overwrite(self) -> None:
-        """Called before each replay and capture: enters, and warns, once, where somebody still holds an output that
-        is overwritten."""
+        """Called before each replay, and each capture that runs what it captures."""
         self.enter()
-        if self._handed and any(ref() is not None for ref in self._handed):
-            self._warned = True
-            self._handed = []
-            warnings.warn(
-                "an output of an earlier call is still held and is overwritten by this one; "
-                "clone() what you keep, or load the model with enable_output_clone=True",
-                OutputHeldWarning,
-                stacklevel=_callers_level(),
-            )
+        self.replays += 1
+
+    def held(self) -> Held:
+        """Who remembers the outputs that an entry point hands out of this pool."""
+        made = Held()
+        self._held.add(made)
+        return made
+
+    def warn_of_stale(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Warns where a call, whose own replay is counted already, gets as an input what a later one than that which
+        made it has overwritten."""
+        for held in list(self._held):
+            held.warn_of_stale(tensors, self.replays - 1)
 
     def close(self) -> None:
         """Let go of the arena; outputs that somebody still holds keep it alive."""
@@ -128,11 +138,3 @@ def _close(device: Device, spaces: Sequence[Space]) -> None:
     for space in spaces:
         space.close()
     device.trim()
-
-
-def _callers_level() -> int:
-    """The `stacklevel` that makes a warning point at the line that called the model."""
-    here, level, frame = str(Path(__file__).parent), 0, sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(here):
-        frame, level = frame.f_back, level + 1
-    return level + 1

@@ -48,7 +48,8 @@ class Item:
 @dataclass(frozen=True)
 class Need:
     """What one bucket needs in bytes: its plan's height, what its instructions allocate beside it, what the allocator
-    reserves for both, how much of the plan holds copies of inputs and what it returns, and what it takes to warm up."""
+    reserves for both, how much of the plan holds copies of inputs and what it returns; what it takes to warm up, and to
+    set inputs aside that lie where a call writes; and what the allocator reserves for these two."""
 
     entry: str
     bucket: str
@@ -59,6 +60,8 @@ class Need:
     inputs: int
     outputs: int
     warm_up: int
+    aside: int
+    meanwhile: int
 
     @property
     def name(self) -> str:
@@ -67,7 +70,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a load takes in bytes, by purpose; and for a while what it takes to warm up, once the rest is there."""
+    """What a load takes in bytes, by purpose; and for a while, once the rest is there, what it takes to warm up and to
+    set inputs aside."""
 
     kind: str
     items: tuple[Item, ...]
@@ -79,6 +83,12 @@ class Promise:
         return max(need.warm_up for need in self.needs)
 
     @property
+    def aside(self) -> int:
+        """Copies of inputs that lie where the call that they are for writes, as outputs of an earlier call may: taken
+        at such a call and given back at its end."""
+        return max(need.aside for need in self.needs)
+
+    @property
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.items)
 
@@ -88,11 +98,12 @@ class Promise:
 
     @property
     def peak(self) -> int:
-        """The most that is reserved at one time, while loading."""
-        return self.reserved + segment(self.kind, self.warm_up)
+        """The most that is reserved at one time, while loading or in a call."""
+        return self.reserved + max(need.meanwhile for need in self.needs)
 
     def as_dict(self) -> dict:
-        totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "peak": self.peak}
+        totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "aside": self.aside}
+        totals["peak"] = self.peak
         return {**asdict(self), **totals}
 
     def __str__(self) -> str:
@@ -100,6 +111,8 @@ class Promise:
         rows.append(["in all", self.nbytes, self.reserved])
         if self.warm_up:
             rows.append(["for a while, to warm up", self.warm_up, segment(self.kind, self.warm_up)])
+        if self.aside:
+            rows.append(["for a while, inputs set aside", self.aside, segment(self.kind, self.aside)])
         cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
         return table(["memory", "promised", "reserved at most"], cells)
 
@@ -171,8 +184,7 @@ def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None
 
 def what_fits(promised: Promise, limit: int) -> str:
     """Which buckets to leave out, or to make smaller by how much, so that the rest takes at most `limit` bytes."""
-    kind = promised.kind
-    takes = {need: need.reserved + segment(kind, need.warm_up) for need in promised.needs}
+    takes = {need: need.reserved + need.meanwhile for need in promised.needs}
     rest = promised.reserved - max(need.reserved for need in promised.needs)
     kept = [need for need in promised.needs if rest + takes[need] <= limit]
     if not kept:
@@ -182,7 +194,7 @@ def what_fits(promised: Promise, limit: int) -> str:
     dropped = sorted((need for need in promised.needs if need not in kept), key=takes.__getitem__)
     names = "; ".join(need.name for need in dropped[:4]) + (f" and {len(dropped) - 4} more" if dropped[4:] else "")
     least = f"or make {dropped[-1].name} {rest + takes[dropped[-1]] - limit:,} bytes smaller"
-    after = rest + max(need.reserved for need in kept) + max(segment(kind, need.warm_up) for need in kept)
+    after = rest + max(need.reserved for need in kept) + max(need.meanwhile for need in kept)
     return f"build without the bucket {names}: it takes {after:,} bytes then; {least} (a smaller batch or length)"
 
 
@@ -191,6 +203,8 @@ def _needs(program: Program, kind: str) -> Iterator[Need]:
         for bucket in entry.buckets:
             fresh, height = fresh_bytes(bucket), _round_up(bucket.height, program.alignment)
             copies = [n for n, offset in zip(bucket.inputs, bucket.input_offsets) if offset >= 0]
+            inputs = [program.layouts[bucket.tensors[n].layout] for n in copies]
+            warm_up, aside = 0 if kind == "cpu" else _warm_up(program, bucket), _together(kind, inputs)
             yield Need(
                 entry.name,
                 describe(entry, bucket.sizes),
@@ -198,9 +212,11 @@ def _needs(program: Program, kind: str) -> Iterator[Need]:
                 bucket.lower_bound,
                 fresh,
                 segment(kind, height) + segment(kind, fresh),
-                sum(_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in copies),
+                sum(map(_layout_bytes, inputs)),
                 sum(_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs),
-                0 if kind == "cpu" else _warm_up(program, bucket),
+                warm_up,
+                aside,
+                segment(kind, warm_up) + segment(kind, aside),
             )
 
 
@@ -210,7 +226,7 @@ def fresh_bytes(bucket: Bucket) -> int:
     return sum(max(item.nbytes for item in bucket.fresh if item.stream == stream) for stream in streams)
 
 
-def _together(kind: str, constants: Sequence[Constant]) -> int:
+def _together(kind: str, constants: Sequence[Constant | Layout]) -> int:
     """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
     step = 1 if kind == "cpu" else _BLOCK
     return sum(_round_up(_layout_bytes(constant), step) for constant in constants)

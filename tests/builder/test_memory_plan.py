@@ -46,7 +46,7 @@ def test_the_numbers_for_scripts(built):
     found = json.loads(CliRunner().invoke(main, ["plan", str(built("encoder")), "--json"]).stdout)
     program = read_program(built("encoder"))
     items = {item["name"]: item["nbytes"] for item in found["items"]}
-    assert items["arena"] == program.arena and found["nbytes"] == sum(items.values()) == found["peak"]
+    assert items["arena"] == program.arena and found["nbytes"] == sum(items.values())
     assert [need["height"] for need in found["needs"]] == [b.height for b in program.entry_points[0].buckets]
     assert {row["op"] for row in found["beside_the_arena"]} <= {op.name for op in program.ops}
 
@@ -125,7 +125,8 @@ def test_options_change_the_promise():
     assert sum(kept.values()) - plain.nbytes == max(need.outputs for need in plain.needs)
     assert amounts(promise(program, Terms("npu", arena_there=program.arena)))["arena"] == 0
     assert amounts(promise(program, Terms("npu", arena_there=program.arena - 1)))["arena"] == program.arena
-    assert plain.peak == plain.reserved + segment("npu", plain.warm_up) > plain.nbytes
+    meanwhile = segment("npu", plain.warm_up) + segment("npu", plain.aside)
+    assert plain.peak == plain.reserved + meanwhile > plain.nbytes
 
 
 def test_states_are_copied_while_warming_up():

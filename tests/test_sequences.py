@@ -1,0 +1,33 @@
+"""Are random sequences of calls right, whatever tensors they are given? Also that the search finds what is planted."""
+
+import pytest
+import sequences
+
+from aotair_runtime import entry, overlap
+
+DEFAULT = 300
+
+
+def tried(request: pytest.FixtureRequest, folder, device: str, default: int = DEFAULT, **how) -> None:
+    count = request.config.getoption("--sequences") or default
+    for seed in range(count):
+        assert sequences.check(seed, device, folder, **how) == ""
+
+
+@pytest.mark.timeout(3600)
+def test_random_sequences(request, artifacts):
+    tried(request, artifacts, "cpu")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["nothing is set aside", "inputs are used in place in the pool", "mutated inputs may share memory"],
+)
+def test_planted_faults_are_found(fault: str, artifacts, monkeypatch):
+    if fault == "nothing is set aside":
+        monkeypatch.setattr(entry, "destroyed", lambda *_: [])
+    elif fault == "inputs are used in place in the pool":
+        monkeypatch.setattr(entry, "meet", lambda *_: False)
+    else:
+        monkeypatch.setattr(overlap.Spans, "meets", lambda *_: False)
+    assert any(sequences.check(seed, "cpu", artifacts) for seed in range(300))
