@@ -15,6 +15,7 @@ from . import (
     canonicalise,
     custom,
     fuse,
+    merge_copies,
     merge_duplicates,
     recover_view_inplace,
     reinplace_inplaceable_ops,
@@ -61,6 +62,12 @@ REINPLACE = (
     ),
     # The passes before leave them behind.
     Pass("remove_self_copies", remove_self_copies.run),
+    # After the pass that turns scatters into copies into views.
+    Pass(
+        "merge_copies",
+        merge_copies.run,
+        lambda config: not config.debug.aclgraph.disable_reinplace_input_mutated_ops_pass,
+    ),
     # Again, last: views and copies whose only users are gone.
     Pass("remove_dead_code", remove_dead_code.run),
 )

@@ -7,6 +7,7 @@ from graphs import run_pass, trace
 from aotair.graph.show import show
 from aotair.passes import (
     canonicalise,
+    merge_copies,
     merge_duplicates,
     recover_view_inplace,
     reinplace_inplaceable_ops,
@@ -63,6 +64,13 @@ def self_copies(x, cache, row, index):
     return (x + 1,)
 
 
+def slices(x, cache, row, index):
+    part = cache[1:2]
+    aten.copy_.default(part, aten.copy.default(part, row))
+    aten.copy_.default(cache[2:3], cache[2:3].slice_scatter(row[:, :3], 1, 2, 5))
+    return (x + 1,)
+
+
 def duplicates(x, cache, row, index):
     y = x.relu() * 2
     return (y + x.relu() * 2, aten.add.Tensor(y, 1, alpha=1))
@@ -85,6 +93,7 @@ CASES = {
     reinplace_input_mutated_ops: mutated,
     remove_self_copies: self_copies,
     remove_cat_ops: cats,
+    merge_copies: slices,
     merge_duplicates: duplicates,
     canonicalise: casts,
 }
