@@ -19,10 +19,11 @@ from aotair_runtime.schema import (
     State,
     Tolerance,
 )
+from aotair_runtime.structure import leaf_names
 
 from . import passes
 from .emit import Tables, emit
-from .errors import InternalError
+from .errors import InternalError, RecipeError
 from .export import Exported
 from .graph.specialise import specialise
 from .graph.verify import verify
@@ -198,8 +199,10 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
         for name, item in recipe.inputs.items()
     )
     results = exported.module.graph.output_node().args[0]
+    cloned = _cloned(exported, recipe)
     outputs = tuple(
-        Output(_dtype(node.meta["val"]), shape) for node, shape in zip(results, exported.outputs, strict=True)
+        Output(_dtype(node.meta["val"]), shape, number in cloned)
+        for number, (node, shape) in enumerate(zip(results, exported.outputs, strict=True))
     )
     order = sorted(range(len(buckets)), key=lambda i: (-buckets[i].height, i))
     return EntryPoint(
@@ -211,6 +214,21 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
         buckets,
         tuple(order),
     )
+
+
+def _cloned(exported: Exported, recipe: Recipe) -> set[int]:
+    """The outputs that the recipe wants as tensors of their own, by number. Raises RecipeError."""
+    names = list(leaf_names(exported.structure))
+    found = set()
+    for key, part in recipe.outputs.items():
+        number = key if isinstance(key, int) else names.index(key) if key in names else -1
+        if not 0 <= number < len(names):
+            raise RecipeError(
+                f"outputs.{key}: the model does not return it", where=recipe.where, got=repr(key),
+                expected=f"a number below {len(names)}, or one of {', '.join(names)}",
+            )  # fmt: skip
+        found |= {number} if part.clone else set()
+    return found
 
 
 def _dtype(tensor: torch.Tensor) -> str:

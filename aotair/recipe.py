@@ -146,6 +146,12 @@ class InputPart(_Part):
         return self
 
 
+class OutputPart(_Part):
+    """One tensor that the model returns."""
+
+    clone: bool = Field(False, description="each call gives a tensor of its own, which no later call overwrites")
+
+
 class VerifyPart(_Part):
     """How the build compares with the original model."""
 
@@ -167,6 +173,7 @@ class QuantizePart(_Part):
 
 
 Inputs = dict[Name, InputPart]
+Outputs = dict[int | str, OutputPart]
 Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 
 
@@ -176,6 +183,7 @@ class EntryPart(_Part):
     method: Name = Field("forward", description="the model's method that it calls")
     inputs: Inputs = Field(min_length=1)
     buckets: Buckets = Field(default_factory=dict)
+    outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     samples: str | None = Field(None, description="as verify.samples, for this entry point")
 
     @field_validator("buckets")
@@ -205,6 +213,9 @@ class Recipe(_Part):
     inputs: Inputs = Field(default_factory=dict)
     buckets: Buckets = Field(
         default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
+    )
+    outputs: Outputs = Field(
+        default_factory=dict, description="what is special about tensors that the model returns, by position or name"
     )
     entry_points: dict[Name, EntryPart] = Field(
         default_factory=dict,
@@ -256,7 +267,8 @@ class Recipe(_Part):
         found = []
         for name, part in self.entry_points.items():
             verify = self.verify.model_copy(update={"samples": part.samples})
-            changes = {"inputs": part.inputs, "buckets": part.buckets, "entry_points": {}, "verify": verify}
+            changes = {"inputs": part.inputs, "buckets": part.buckets, "outputs": part.outputs}
+            changes |= {"entry_points": {}, "verify": verify}
             one = self.model_copy(update=changes)
             one._file, one._entry, one._method = self._file, name, part.method
             found.append(one)
@@ -354,7 +366,8 @@ def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
 
 
 def _check_entries(recipe: Recipe, where: str) -> None:
-    fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "verify.samples": recipe.verify.samples}
+    fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "outputs": recipe.outputs}
+    fields["verify.samples"] = recipe.verify.samples
     if not recipe.entry_points and not recipe.inputs:
         raise RecipeError(
             "inputs: missing",

@@ -62,6 +62,13 @@ class Bits(nn.Module):
         return x.view(torch.int32), x * 2, count.reshape(1).view(torch.int32), count + 1
 
 
+class Kept(nn.Module):
+    """One output that callers keep, and one that they do not."""
+
+    def forward(self, x):
+        return {"kept": x * 2, "passing": x + 1}
+
+
 class Wide(nn.Module):
     """An input looked at in a wider dtype."""
 
@@ -110,6 +117,7 @@ RECIPES = {
         "Store", inputs={"x": _ROWS | {"pad": 0}, "store": _SQUARE | {"mutated": True}}, buckets={"n": [2, 4]}
     ),
     "bits": _recipe("Bits", inputs={"x": _SQUARE, "count": {"shape": [], "dtype": "int64", "range": [0, 9]}}),
+    "kept": _recipe("Kept", inputs={"x": _SQUARE}, outputs={"kept": {"clone": True}, 1: {"clone": False}}),
     "wide": _recipe("Wide", inputs={"x": {"shape": [4], "dtype": "float32"}}),
     "stores": _recipe("Stores", inputs=dict.fromkeys(("one", "other"), _SQUARE | {"mutated": True})),
     "notebook": _recipe(

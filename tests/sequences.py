@@ -71,6 +71,7 @@ class Kept:
     loaded: Loaded
     bucket: tuple
     value: torch.Tensor | None
+    own: bool
 
 
 @dataclass
@@ -237,13 +238,13 @@ class Sequence:
         safe = bool(loaded.options["enable_output_clone"])
         apart = bool(loaded.options["disable_mempool_reuse_in_same_fx"])
         for kept in self.kept:
-            if kept.loaded is loaded and not safe and (not apart or kept.bucket == bucket):
+            if kept.loaded is loaded and not kept.own and (not apart or kept.bucket == bucket):
                 kept.value = None
         mine = entry.graphs.pools[number].span
-        for output in outputs:
+        for output, own in zip(outputs, entry.spec.outputs):
             if self.random.random() < 0.7:
-                lasts = safe or (apart and meet(span(output), mine))
-                self.kept.append(Kept(output, loaded, bucket, output.clone() if lasts else None))
+                lasts = safe or own.clone or (apart and meet(span(output), mine))
+                self.kept.append(Kept(output, loaded, bucket, output.clone() if lasts else None, safe or own.clone))
         self.kept = self.kept[-8:]
         return ""
 

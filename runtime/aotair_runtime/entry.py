@@ -84,6 +84,7 @@ class Entry:
         self._device, self._settings, self._layouts = parts.device, parts.settings, parts.program.layouts
         self._promise, self._place = parts.promise, parts.device.torch_device
         self._clones_outputs = parts.settings.enable_output_clone
+        self._cloned = tuple(item.clone for item in spec.outputs) if any(o.clone for o in spec.outputs) else ()
         self._states = [span(state) for state in parts.states]
         self._held = {pool: pool.held() for pool in dict.fromkeys(pools)}
         self._lock = pools[0].lock
@@ -234,12 +235,19 @@ class Entry:
         outputs = self._with_callers(plan, tensors) if plan.in_caller else plan.outputs
         if self._clones_outputs:
             return [output.clone() for output in outputs]
+        if plan.in_caller or self._cloned:
+            return self._hand_out_some(plan, outputs)
         outputs = [output.detach() for output in outputs]
-        mine = (
-            [output for output, made in zip(outputs, plan.outputs) if made is not None] if plan.in_caller else outputs
-        )
-        plan.held.hand_out(mine, pool.replays)
+        plan.held.hand_out(outputs, pool.replays)
         return outputs
+
+    def _hand_out_some(self, plan: CallPlan, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs, where some are copies, or lie in the caller's memory: those nobody overwrites."""
+        cloned = self._cloned or [False] * len(outputs)
+        given = [o.clone() if clone else o.detach() for o, clone in zip(outputs, cloned)]
+        ours = zip(given, cloned, plan.outputs)
+        plan.held.hand_out([o for o, clone, made in ours if made is not None and not clone], plan.pool.replays)
+        return given
 
     def _set_aside(self, plan: CallPlan, sources: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """`sources`, some of which lie in the pool: copies of those that filling and copying in would write over."""

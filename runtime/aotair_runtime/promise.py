@@ -48,7 +48,8 @@ class Item:
 @dataclass(frozen=True)
 class Need:
     """What one bucket needs in bytes: its plan's height, what its instructions allocate beside it, what the allocator
-    reserves for both, how much of the plan holds copies of inputs and what it returns; what it takes to warm up, and to
+    reserves for both, how much of the plan holds copies of inputs and what it returns, and how much of that is handed
+    out as tensors of its own; what it takes to warm up, and to
     set inputs aside that lie where a call writes; and what the allocator reserves for these two."""
 
     entry: str
@@ -59,6 +60,7 @@ class Need:
     reserved: int
     inputs: int
     outputs: int
+    cloned: int
     warm_up: int
     aside: int
     meanwhile: int
@@ -139,7 +141,7 @@ def promise(program: Program, terms: Terms) -> Promise:
     streams = max(bucket.streams for entry in program.entry_points for bucket in entry.buckets)
     weights = _together(kind, program.constants)
     state = _together(kind, [program.constants[item.constant] for item in program.state])
-    outputs = max(need.outputs for need in needs) if terms.output_clone else 0
+    outputs = max(need.outputs if terms.output_clone else need.cloned for need in needs)
     arenas = [_round_up(need.height, step) for need in needs] if apart else [program.arena]
     if terms.arena_there >= program.arena:
         arenas = []  # a larger one is allocated before the smaller goes, so any growth counts whole
@@ -204,6 +206,7 @@ def _needs(program: Program, kind: str) -> Iterator[Need]:
             fresh, height = fresh_bytes(bucket), _round_up(bucket.height, program.alignment)
             copies = [n for n, offset in zip(bucket.inputs, bucket.input_offsets) if offset >= 0]
             inputs = [program.layouts[bucket.tensors[n].layout] for n in copies]
+            outputs = [_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs]
             warm_up, aside = 0 if kind == "cpu" else _warm_up(program, bucket), _together(kind, inputs)
             yield Need(
                 entry.name,
@@ -213,7 +216,8 @@ def _needs(program: Program, kind: str) -> Iterator[Need]:
                 fresh,
                 segment(kind, height) + segment(kind, fresh),
                 sum(map(_layout_bytes, inputs)),
-                sum(_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs),
+                sum(outputs),
+                sum(nbytes for nbytes, item in zip(outputs, entry.outputs) if item.clone),
                 warm_up,
                 aside,
                 segment(kind, warm_up) + segment(kind, aside),

@@ -185,10 +185,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a call returns, with its shape in terms of the sizes of the call."""
+    """A tensor that a call returns, with its shape in terms of the sizes of the call. `clone`: each call gives a tensor
+    of its own, which no later one overwrites."""
 
     dtype: str
     shape: tuple[Expr, ...]
+    clone: bool = False
 
 
 @dataclass(frozen=True)

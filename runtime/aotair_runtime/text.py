@@ -53,7 +53,8 @@ def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
         pad = "" if spec.pad is None else f", pad {spec.pad}"
         yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{host}{pad})"
     for number, output in enumerate(entry.outputs):
-        yield f"  output {number}: {output.dtype}{shape_text(entry, output.shape)}"
+        own = ", a tensor of its own at each call" if output.clone else ""
+        yield f"  output {number}: {output.dtype}{shape_text(entry, output.shape)}{own}"
     rows = []
     for bucket in entry.buckets:
         proof = bucket.proof

@@ -5,9 +5,12 @@ import warnings
 import pytest
 import torch
 from nodes import Node
+from sequence_models import RECIPES
 from sequences import load, original
 
 import aotair
+from aotair.builder import plan
+from aotair.errors import RecipeError
 from aotair_runtime.errors import ArgumentError, OutputHeldWarning, ShapeError
 from aotair_runtime.overlap import Spans, destroyed, same_place, span
 
@@ -235,3 +238,25 @@ def test_only_what_would_be_destroyed_is_set_aside():
     assert destroyed([whole[6:], whole[7:8]], [a, whole[2:3]], [(1, whole[7:8])]) == [0, 1]
     assert destroyed([a, whole[2:3]], [a, whole[2:3]], [(1, whole[3:4])]) == []
     assert not same_place(torch.zeros(2, dtype=torch.complex64).conj(), torch.zeros(2, dtype=torch.complex64))
+
+
+# ---- outputs that are the caller's to keep --------------------------------------------------------------------------
+
+
+def test_an_output_that_the_recipe_wants_cloned_is_kept(node: Node):
+    model = load("kept", node)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held = [(x, model(x)["kept"]) for x in (rows() for _ in range(4))]
+        for x, kept in held:
+            torch.testing.assert_close(kept, x * 2)
+        assert model(rows())["passing"].data_ptr() == model(rows())["passing"].data_ptr()
+    outputs = next(item for item in model.promise.items if "kept by the caller" in item.name)
+    assert outputs.nbytes == 4 * 4 * 4
+
+
+def test_an_unknown_output_is_refused():
+    for wrong in ("nothing", 2, -1):
+        recipe = RECIPES["kept"] | {"outputs": {wrong: {"clone": True}}}
+        with pytest.raises(RecipeError, match=r"(?s)outputs\..*a number below 2, or one of kept, passing"):
+            plan(recipe)
