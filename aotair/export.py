@@ -5,11 +5,9 @@ import io
 import logging
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import sympy
 import torch
@@ -19,7 +17,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.check import dtype
 
-from .errors import ExportError, UnsupportedError
+from .errors import ExportError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
@@ -90,7 +88,7 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
     except Exception as error:
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(
-                error.what + _user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
         raise _explain(error, recipe) from error
@@ -317,7 +315,7 @@ def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
 
 def _explain(error: Exception, recipe: Recipe) -> ExportError:
     text = str(error).strip()
-    at = _user_frame(error)
+    at = user_frame(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
         fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
@@ -339,15 +337,3 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
         got=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}",
         fix="run torch.export.export(model, (), inputs, strict=False) yourself to see the whole trace",
     )  # fmt: skip
-
-
-def _user_frame(error: BaseException) -> str:
-    """` (at file.py:12, in forward)`: the last frame of the model's own code."""
-    torch_root = str(Path(torch.__file__).parent)
-    own_root = str(Path(__file__).parent)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((torch_root, own_root, "<"))
-    ]
-    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
