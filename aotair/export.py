@@ -1,11 +1,7 @@
 """torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
 
 import contextlib
-import io
-import logging
 import re
-import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +16,7 @@ from aotair_runtime.check import dtype
 from .errors import ExportError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
+from .graph.fake import quiet_torch
 from .graph.verify import refuse_unsupported
 from .hostlist import taking_lists
 from .names import Names, names_of
@@ -82,7 +79,7 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with _quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
+        with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
@@ -126,28 +123,6 @@ def _identity(constant: Constant) -> tuple:
     """What tells a tensor from others: where it lies, if it has any bytes, and its name otherwise."""
     tensor = constant.tensor
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if tensor.nbytes else (constant.name,)
-
-
-@contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """What torch.export has to say is said by the error that `export` raises; its warnings and dumps are not for users.
-
-    On a data-dependent branch it prints the half-made graph to standard error: that text is dropped, any other that
-    the model itself prints goes through.
-    """
-    printed = io.StringIO()
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        text = printed.getvalue()
-        if "def forward(self, arg0_1" not in text:
-            sys.stderr.write(text)
 
 
 # ---- what to ask of torch.export -----------------------------------------------------------------------------------

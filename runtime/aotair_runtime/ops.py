@@ -49,7 +49,9 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = Fal
             f"the program uses the op {op.name}",
             where=where,
             expected=f"ops of the namespaces {', '.join(namespaces)}",
-            fix="pass allow_namespaces=(…) to load() if you trust the artifact",
+            fix=f"if you trust the artifact: load(allow_namespaces=[{match[1]!r}]), or --allow-namespace {match[1]}"
+            if (match := _NAME.fullmatch(op.name)) and match[1] not in namespaces
+            else "",
         )
     namespace, base, overload = _NAME.fullmatch(op.name).groups()
     if host and namespace in _providers and not _runs_on_host(op.name):
