@@ -6,6 +6,7 @@
 from typing import TYPE_CHECKING
 
 from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
+from aotair_runtime import ops as _runtime_ops
 
 if TYPE_CHECKING:
     from .builder import build
@@ -28,6 +29,14 @@ __all__ = [
 ]
 
 _LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe", "register_replacement": "fusion"}
+
+
+def _host_ops() -> None:
+    """Define the ops of torch_npu that the host lacks: an artifact for an NPU is being loaded on the CPU."""
+    from .ops import npu  # noqa: F401
+
+
+_runtime_ops.provide(("npu", "air"), _host_ops)
 
 
 def __getattr__(name: str):

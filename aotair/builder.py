@@ -16,6 +16,7 @@ from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from . import fusion, passes
 from .errors import ModelError, ProofError
 from .export import Exported, export, share_states
+from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
 from .like import built_like
 from .origin import origin_of
@@ -46,7 +47,8 @@ class Listener:
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
     how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `memory`:
-    the most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None."""
+    the most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for
+    each namespace of ops that the program uses and nodes have to allow, the package that a node has to import."""
 
     artifact: str
     nodes_before: int
@@ -63,6 +65,7 @@ class Summary:
     quantised: dict | None
     memory: int
     budget: int | float | None
+    packages: dict[str, str]
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -164,6 +167,7 @@ def build_with_summary(
             misses={name: left for name, (_, left) in explained.counts().items() if left},
             memory=promised(program).peak,
             budget=recipe.target.memory_budget,
+            packages=defining_packages(op.name for op in program.ops),
         )
     return summary
 

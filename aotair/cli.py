@@ -36,7 +36,30 @@ _SET = click.option(
     metavar="KEY=VALUE",
     help="Another value for a field of the recipe: target.device=npu, model.kwargs.layers=24; the value is YAML.",
 )
+_ALLOW = click.option(
+    "--allow-namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    help="Allow custom ops of this namespace, beyond torch's own and torch_npu's.",
+)
+_IMPORT = click.option(
+    "--import", "modules", multiple=True, metavar="MODULE", help="Import this module first: it defines custom ops."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
+
+
+def _loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: object):
+    """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
+    import importlib
+
+    sys.path.insert(0, str(Path.cwd()))
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error
+    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,6 +78,7 @@ def main(debug: bool) -> None:
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
 @_SET
+@_ALLOW
 @click.option(
     "--dump-graph", type=click.Path(path_type=Path), help="Write the graph after each stage into this directory."
 )
@@ -71,6 +95,7 @@ def build(
     recipe: Path,
     out: Path | None,
     changes: tuple[str, ...],
+    namespaces: tuple[str, ...],
     dump_graph: Path | None,
     stop_after: str | None,
     max_rewrites: int | None,
@@ -83,6 +108,8 @@ def build(
     from .report.progress import Progress, summary_table
 
     parsed = read_recipe(recipe, changes)
+    allowed = [*dict.fromkeys((*parsed.target.allow_namespaces, *namespaces))]
+    parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update={"allow_namespaces": allowed})})
     if dump_graph is not None:
         parsed.config.debug.graph_dump.path = str(dump_graph)
     with Progress(quiet=as_json) as progress:
@@ -242,12 +269,23 @@ def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
 )
 @click.option("--entry", help="The entry point to call.")
 @_DEVICE
-def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None, device: str | None) -> None:
+@_ALLOW
+@_IMPORT
+def run(
+    artifact: Path,
+    inputs: Path,
+    out: Path | None,
+    entry: str | None,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+) -> None:
     """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
     from .files import describe_tensor, read_tensors, write_tensors
 
     given = read_tensors(inputs)
-    with aotair_runtime.load(artifact, device=device, enable_output_clone=True, capture="lazy") as model:
+    options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
+    with _loaded(artifact, namespaces, modules, **options) as model:
         hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
         given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
         name = entry or next(iter(model.entry_points))
@@ -263,15 +301,19 @@ def run(artifact: Path, inputs: Path, out: Path | None, entry: str | None, devic
 @main.command()
 @_ARTIFACT
 @_DEVICE
+@_ALLOW
+@_IMPORT
 @_JSON
-def verify(artifact: Path, device: str | None, as_json: bool) -> None:
+def verify(
+    artifact: Path, device: str | None, namespaces: tuple[str, ...], modules: tuple[str, ...], as_json: bool
+) -> None:
     """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
     from dataclasses import asdict
 
     from aotair_runtime.golden import replay_golden
     from aotair_runtime.text import table
 
-    with aotair_runtime.load(artifact, device=device, enable_output_clone=True) as model:
+    with _loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
         results = list(replay_golden(model))
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))
@@ -288,8 +330,19 @@ def verify(artifact: Path, device: str | None, as_json: bool) -> None:
 @click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each bucket.")
 @click.option("--memory", is_flag=True, help="Print the memory table too.")
 @_DEVICE
+@_ALLOW
+@_IMPORT
 @_JSON
-def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, device: str | None, as_json: bool) -> None:
+def bench(
+    artifact: Path,
+    recipe: Path | None,
+    seconds: float,
+    memory: bool,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Time every bucket: median and p99 of a call, and the host's work around the replay."""
     import warnings
 
@@ -305,7 +358,7 @@ def bench(artifact: Path, recipe: Path | None, seconds: float, memory: bool, dev
         original = load_model(parsed)
         originals = {one.entry: getattr(original, one.method) for one in parsed.entries()}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
-    with aotair_runtime.load(artifact, device=device) as model:
+    with _loaded(artifact, namespaces, modules, device=device) as model:
         if originals:
             original.to(model.device)
         rows = list(measure(model, originals, seconds))

@@ -1,15 +1,9 @@
 """torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
 
 import contextlib
-import io
-import logging
 import re
-import sys
-import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import sympy
 import torch
@@ -19,9 +13,10 @@ from torch.fx.node import Node
 
 from aotair_runtime.check import dtype
 
-from .errors import ExportError, UnsupportedError
+from .errors import ExportError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
+from .graph.fake import quiet_torch
 from .graph.verify import refuse_unsupported
 from .hostlist import taking_lists
 from .names import Names, names_of
@@ -84,13 +79,13 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with _quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
+        with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(
-                error.what + _user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
         raise _explain(error, recipe) from error
@@ -128,28 +123,6 @@ def _identity(constant: Constant) -> tuple:
     """What tells a tensor from others: where it lies, if it has any bytes, and its name otherwise."""
     tensor = constant.tensor
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if tensor.nbytes else (constant.name,)
-
-
-@contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """What torch.export has to say is said by the error that `export` raises; its warnings and dumps are not for users.
-
-    On a data-dependent branch it prints the half-made graph to standard error: that text is dropped, any other that
-    the model itself prints goes through.
-    """
-    printed = io.StringIO()
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        text = printed.getvalue()
-        if "def forward(self, arg0_1" not in text:
-            sys.stderr.write(text)
 
 
 # ---- what to ask of torch.export -----------------------------------------------------------------------------------
@@ -317,7 +290,7 @@ def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
 
 def _explain(error: Exception, recipe: Recipe) -> ExportError:
     text = str(error).strip()
-    at = _user_frame(error)
+    at = user_frame(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
         fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
@@ -339,15 +312,3 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
         got=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}",
         fix="run torch.export.export(model, (), inputs, strict=False) yourself to see the whole trace",
     )  # fmt: skip
-
-
-def _user_frame(error: BaseException) -> str:
-    """` (at file.py:12, in forward)`: the last frame of the model's own code."""
-    torch_root = str(Path(torch.__file__).parent)
-    own_root = str(Path(__file__).parent)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((torch_root, own_root, "<"))
-    ]
-    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .errors import ModelError, UnsupportedError
+from .errors import ModelError, UnsupportedError, user_frame
 from .original import Original
 from .recipe import Recipe
 from .samples import random_inputs
@@ -28,9 +28,15 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
         before = seen
         try:
             original({name: tensor.clone() for name, tensor in inputs.items()})
+        except UnsupportedError as error:  # of an op's host kernel
+            raise UnsupportedError(
+                error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                fix=error.fix,
+            ) from error  # fmt: skip
         except Exception as error:
             raise ModelError(
-                f"the original model failed on inputs within their ranges: {type(error).__name__}: {error}",
+                f"the original model failed on inputs within their ranges{user_frame(error)}: "
+                f"{type(error).__name__}: {error}",
                 where=recipe.where, expected=f"{recipe.method} to take random inputs of the smallest bucket",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error  # fmt: skip

@@ -25,7 +25,7 @@ from . import passes
 from .emit import Tables, emit
 from .errors import InternalError, RecipeError
 from .export import Exported
-from .graph.specialise import specialise
+from .graph.specialise import Nodes, specialise
 from .graph.verify import verify
 from .plan.arena import Plan, plan_arena
 from .plan.check import violations
@@ -130,7 +130,9 @@ def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...]) -> _Pla
         for name, placeholder in exported.inputs.items()
     }
     where = f"{recipe.where}: bucket {', '.join(f'{d}={s}' for d, s in by_dim.items()) or 'static'}"
-    module = specialise(exported.module, shapes, where)
+    module = specialise(
+        exported.module, shapes, where, Nodes(recipe.target.device, tuple(recipe.target.allow_namespaces))
+    )
     verify(module, "specialise")
     target = Target(recipe.target.device)
     passes.apply_to_bucket(module, recipe.config, target)

@@ -105,6 +105,9 @@ class TargetPart(_Part):
         None, description="bytes that kernels take beside planned memory, for each stream; null: what cuBLAS takes"
     )
     reserve: Bytes = Field(0, description="bytes that the device itself and its graphs take")
+    allow_namespaces: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
+        default_factory=list, description="namespaces of custom ops that every node defines and allows when it loads"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "TargetPart":

@@ -43,7 +43,8 @@ def quantised() -> Iterator[tuple]:
         yield "npu_dynamic_quant", (x,), {"smooth_scales": gamma}
         yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), {"smooth_scale1": gamma, "output_mask": [True, False]}
         yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), {"smooth_scale1": gamma, "smooth_scale2": gamma}
-        for kwargs in ({}, {"smooth_scale2": gamma}, {"output_mask": [False, True]}, {"output_mask": [True, True]}):
+        second = {"smooth_scale2": gamma, "output_mask": [False, True]}
+        for kwargs in ({}, second, {"output_mask": [False, True]}, {"output_mask": [True, True]}):
             yield "npu_add_rms_norm_dynamic_quant", (x, x, gamma), kwargs
         yield "npu_add_rms_norm_quant", (x, x, gamma, scales, zero), {}
         yield "npu_add_rms_norm_quant", (x, x, gamma, scales, None), {"axis": -1, "epsilon": 1e-5}

@@ -1,6 +1,12 @@
 """What each node returns, as fake tensors: worked out anew after a graph was changed."""
 
+import contextlib
+import io
+import logging
 import operator
+import sys
+import warnings
+from collections.abc import Iterator
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -65,3 +71,25 @@ def recompute(graph: torch.fx.Graph) -> None:
                 node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
             except Exception as error:
                 raise CannotEvaluate(node, error) from error
+
+
+@contextlib.contextmanager
+def quiet_torch() -> Iterator[None]:
+    """What torch has to say of a trace is said by the error that we raise; its warnings and dumps are not for users.
+
+    On a data-dependent branch it prints the half-made graph to standard error: that text is dropped, any other that
+    the model itself prints goes through.
+    """
+    printed = io.StringIO()
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        text = printed.getvalue()
+        if "def forward(self, arg0_1" not in text:
+            sys.stderr.write(text)

@@ -1,12 +1,18 @@
 """One bucket: the symbolic graph with concrete sizes put in, and composites lowered to kernels with out variants."""
 
+import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Node, map_arg
+from torch.utils import _pytree
+
+from aotair_runtime.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
+from .bodies import NoBody, body
 from .fake import evaluate
 from .lower import LOWERINGS
 from .verify import source
@@ -45,11 +51,25 @@ class GraphBuilder:
         return evaluate(self.mode, target, args, dict(kwargs))
 
 
-def specialise(module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str) -> torch.fx.GraphModule:
+@dataclass(frozen=True)
+class Nodes:
+    """What will run the program: the kind of device, and the namespaces of ops that it has beyond the format's own."""
+
+    device: str = "cpu"
+    namespaces: tuple[str, ...] = ()
+
+    def has(self, op: torch._ops.OpOverload) -> bool:
+        return allowed(op.name(), (*NAMESPACES, *self.namespaces))
+
+
+def specialise(
+    module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str, nodes: Nodes = Nodes()
+) -> torch.fx.GraphModule:
     """A copy of `module` for inputs of the given concrete shapes, by placeholder name; inputs are contiguous.
 
     Sizes become ints, so no size arithmetic is left; outputs that are constants themselves are copied, so that no
-    caller gets hold of a weight. Raises UnsupportedError where an op refuses the sizes.
+    caller gets hold of a weight; ops that `nodes` do not have become those that they are made of. Raises
+    UnsupportedError where an op refuses the sizes, or is made of nothing that nodes have.
     """
     build = GraphBuilder()
     env: dict[Node, object] = {}
@@ -61,7 +81,7 @@ def specialise(module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...
             made = build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
             made.meta |= {key: node.meta[key] for key in ("streams", "priorities") if key in node.meta}
         else:
-            env[node] = _call(build, node, env, where)
+            env[node] = _call(build, node, env, where, nodes)
     return torch.fx.GraphModule({}, build.graph)
 
 
@@ -77,11 +97,44 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
     return made
 
 
-def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str) -> object:
+def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str, nodes: Nodes) -> object:
     args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
     build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
     if "event" in node.meta:
         return build.event(node)
+    if isinstance(node.target, torch._ops.OpOverload) and not nodes.has(node.target):
+        return _expanded(build, node, (args, kwargs), where, nodes)
+    if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+        return args[0][args[1]]  # one of several results of an op that was expanded
+    return _made(build, node, args, kwargs, where)
+
+
+def _expanded(build: GraphBuilder, node: Node, given: tuple, where: str, nodes: Nodes) -> object:
+    """The calls of an op's body instead of the op."""
+    op = node.target
+    args, kwargs = map_arg(given, lambda arg: arg.meta["val"])
+    try:
+        inner = body(build.mode, op, args, kwargs, nodes.device)
+    except NoBody as reason:
+        raise UnsupportedError(
+            f"the op {op.name()} is none that a node has{source(node)}", where=where,
+            expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
+            got=f"a kernel that cannot be taken apart: {reason}",
+            fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
+            f"{op.namespace}), and import the package that defines it on every node",
+        ) from reason  # fmt: skip
+    tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
+    env = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
+    for call in inner.graph.nodes:
+        if call.op == "output":
+            return map_arg(call.args[0], env.__getitem__)
+        if call.op == "call_function":
+            call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
+            env[call] = _call(build, call, env, where, nodes)
+    raise AssertionError("a graph ends with its output")
+
+
+def _made(build: GraphBuilder, node: Node, args: tuple, kwargs: Mapping, where: str) -> object:
     try:
         if not _gives_tensors(node):
             return build.evaluate(node.target, args, kwargs)

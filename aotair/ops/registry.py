@@ -5,7 +5,34 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import UnsupportedError
+
 _libraries: dict[tuple[str, str], torch.library.Library] = {}
+
+
+class Unserved(UnsupportedError):
+    """A host kernel was given what it does not serve. It is raised where shapes are asked for, too: a build stops at
+    the call, and plans nothing that the device would make otherwise."""
+
+    def __init__(self, what: str, *, expected: str = "", got: str = ""):
+        fix = "call it with what its host kernel serves, which a build proves programs by, or write it with other ops"
+        super().__init__(what, expected=expected, got=got, fix=fix)
+
+
+def refuse(op: str, given: dict) -> None:
+    """Every argument that the host kernel of `npu::op` does not know is at its default; raises Unserved."""
+    defaults = {a.name: a.default_value for a in getattr(torch.ops.npu, op).default._schema.arguments}
+    for name, value in given.items():
+        plain = not isinstance(value, (torch.Tensor, list, tuple))
+        if value is not None and not (plain and type(value) is type(defaults[name]) and value == defaults[name]):
+            raise Unserved(f"the host kernel of {op} takes no {name}", expected=f"{name}={defaults[name]}")
+
+
+def only(op: str, name: str, value: object, served: Iterable[object]) -> None:
+    """Raises Unserved where an argument of `npu::op` has a value that its host kernel does not serve."""
+    known = tuple(served)
+    if value not in known:
+        raise Unserved(f"the host kernel of {op} knows no {name}={value!r}", expected=", ".join(map(repr, known)))
 
 
 @dataclass(frozen=True)

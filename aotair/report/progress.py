@@ -93,6 +93,7 @@ def summary_table(summary: Summary) -> str:
         ["arena bytes, for all buckets", f"{summary.arena:,}"],
         ["weight bytes", f"{summary.weights:,}"],
         ["memory bytes on the device at most", f"{summary.memory:,}{_budget(summary.budget)}"],
+        *([f"nodes import, and allow {namespace}", package] for namespace, package in summary.packages.items()),
         ["program bytes", f"{summary.program:,}"],
         *([f"seconds: {stage}", f"{seconds:.1f}"] for stage, seconds in summary.seconds.items()),
         ["seconds: in all", f"{sum(summary.seconds.values()):.1f}"],

@@ -89,7 +89,7 @@ class Model:
         self.artifact = artifact
         self._device = device
         namespaces = (*NAMESPACES, *settings.allow_namespaces)
-        ops = tuple(resolve(op, namespaces, where) for op in program.ops)
+        ops = tuple(resolve(op, namespaces, where, host=device.kind == "cpu") for op in program.ops)
         wanted = [(e, n) for e in program.entry_points for n in _wanted(e, settings.capture)]
         wanted.sort(key=lambda pair: -pair[0].buckets[pair[1]].height)  # over all entry points the largest first
         _check_names(program, settings.capture)

@@ -7,6 +7,7 @@ from npu_samples import CAUSAL, FLOATS, LAYOUTS, of_v2, tensor
 from torch.nn import functional
 
 import aotair.ops.npu  # noqa: F401
+from aotair.ops.registry import Unserved
 
 fia = torch.ops.npu.npu_fused_infer_attention_score
 HEADS = {"num_heads": 4, "num_key_value_heads": 2}
@@ -196,7 +197,7 @@ def test_what_is_not_served_is_refused_by_name():
     query, key, value = inputs(torch.float16)
     one = torch.ones(1)
     for name in ("pse_shift", "quant_scale2", "antiquant_scale", "query_padding_size", "key_shared_prefix"):
-        with pytest.raises(NotImplementedError, match=name):
+        with pytest.raises(Unserved, match=name):
             fia(query, key, value, **BNSD, **{name: one})
     mask = torch.zeros(5, 7, dtype=torch.bool)
     for wrong, said in (
@@ -206,13 +207,13 @@ def test_what_is_not_served_is_refused_by_name():
         ({"atten_mask": mask.half()}, "atten_mask"),
         ({"input_layout": "SBH"}, "input_layout"),
     ):
-        with pytest.raises(NotImplementedError, match=said):
+        with pytest.raises(Unserved, match=said):
             fia(query, key, value, **BNSD | wrong)
-    with pytest.raises(NotImplementedError, match="key of"):
+    with pytest.raises(Unserved, match="key of"):
         fia(query, key.to(torch.int8), value, **BNSD)
-    with pytest.raises(NotImplementedError, match="single query"):
+    with pytest.raises(Unserved, match="single query"):
         fia(query[:, :, :1], key, value, sparse_mode=2, atten_mask=CAUSAL, **BNSD)
-    with pytest.raises(NotImplementedError, match="learnable_sink"):
+    with pytest.raises(Unserved, match="learnable_sink"):
         torch.ops.npu.npu_fused_infer_attention_score_v2(query, key, value, learnable_sink=one, **of_v2(BNSD))
 
 

@@ -4,6 +4,7 @@ import npu_samples
 import pytest
 import torch
 import torch_npu
+from npu_variations import variations
 from torch.utils._pytree import tree_map
 
 from aotair.ops import npu
@@ -38,3 +39,35 @@ def test_shapes_and_dtypes_are_torch_npus(monkeypatch):
         mine = described(kernels[name](*on("meta", args), **on("meta", kwargs)))
         assert mine == theirs, f"{name}{[tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]} {kwargs}"
     assert seen == set(kernels), "every op has samples"
+
+
+# What torch_npu refuses and the host kernels serve, by (op, argument): why that is right.
+SERVED_HERE_ALONE = {
+    ("npu_grouped_matmul.List", "output_dtype"): "its Meta compares this overload's dtype with numbers: none is one",
+}
+
+
+def test_what_a_changed_argument_makes_is_what_torch_npu_makes(monkeypatch):
+    """Each argument of each op changed alone: refused here, or with the shapes and dtypes of torch_npu's Meta."""
+    monkeypatch.setattr(torch_npu.npu.utils, "_is_gte_cann_version", lambda *version: True)
+    kernels = {mine.name: mine.shape or mine.kernel for mine in npu.OPS}
+    wrong, alone, compared = [], {}, 0
+    for one in variations():
+        if one.name.endswith((".out", "_get_max_workspace", "_infer_output")):
+            continue
+        try:
+            npu_samples.op(one.name)(**on("cpu", one.after()))
+            mine = described(kernels[one.name](**on("meta", one.after())))
+        except Exception:
+            continue  # refused, or shapes that do not fit: test_npu_arguments tells them apart
+        try:
+            theirs = described(npu_samples.op(one.name)(**on("meta", one.after())))
+        except Exception as error:
+            alone.setdefault((one.name, one.argument), f"{one}: {error}"[:300])
+            continue
+        compared += 1
+        if mine != theirs:
+            wrong.append(f"{one}: {mine}, torch_npu says {theirs}")
+    assert not wrong
+    assert {key: text for key, text in alone.items() if key not in SERVED_HERE_ALONE} == {}
+    assert compared > 500

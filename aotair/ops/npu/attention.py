@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..registry import Unserved
+
 # An `input_layout` is one of these, or two joined by "_": that of the inputs and that of the result. B is the batch, S
 # the sequence, N the heads, D their size, H = N * D, and T all tokens of all sequences, one after the other.
 _TO_BNSD: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -52,6 +54,7 @@ class Call:
     kv_lengths: Sequence[int] | None
     block_table: Tensor | None
     block_size: int
+    inner_precise: int
     query_rope: Tensor | None
     key_rope: Tensor | None
     lse: bool
@@ -71,7 +74,7 @@ class Call:
 def _layouts(layout: str) -> tuple[str, str]:
     """The layouts of the inputs and of the result."""
     if layout not in _LAYOUTS:
-        raise NotImplementedError(f"input_layout is one of {', '.join(_LAYOUTS)}, not {layout!r}")
+        raise Unserved(f"input_layout is one of {', '.join(_LAYOUTS)}, not {layout!r}")
     first, _, second = layout.partition("_")
     return first, second or first
 
@@ -81,7 +84,7 @@ def _value_size(call: Call) -> int:
     if call.block_table is None:
         return _TO_BNSD[_layouts(call.layout)[0]](call.value, call.kv_heads).shape[-1]
     if call.value.dim() not in (3, 4):
-        raise NotImplementedError(f"block_table with a value of {call.value.dim()} dimensions")
+        raise Unserved(f"block_table with a value of {call.value.dim()} dimensions")
     return call.value.shape[-1] // (call.kv_heads if call.value.dim() == 3 else 1)
 
 
@@ -101,7 +104,7 @@ def _hidden(call: Call, batch: slice, rows: int, columns: int) -> tuple[Tensor |
     if call.mask is None or call.mask.shape[-2:] != _COMPRESSED:
         raise ValueError(f"sparse_mode={call.sparse_mode} takes an atten_mask of 2048 x 2048, the upper triangle")
     if call.single and call.sparse_mode == 2:
-        raise NotImplementedError("sparse_mode=2 with a single query, where the device ignores it")
+        raise Unserved("sparse_mode=2 with a single query, where the device ignores it")
     diagonal = columns - rows if call.sparse_mode == 3 else 0
     if diagonal >= columns - 1:
         return None, False
@@ -119,11 +122,11 @@ def _full_mask(call: Call, batch: slice, rows: int, columns: int) -> Tensor | No
         return None
     before, after = call.window
     if call.tokens:
-        raise NotImplementedError(f"atten_mask of sparse_mode={call.sparse_mode} with input_layout={call.layout!r}")
+        raise Unserved(f"atten_mask of sparse_mode={call.sparse_mode} with input_layout={call.layout!r}")
     if call.sparse_mode == 0 and not call.single and min(before, after) < max(rows, columns):
-        raise NotImplementedError(f"pre_tokens={before}, next_tokens={after}, where they hide something")
+        raise Unserved(f"pre_tokens={before}, next_tokens={after}, where they hide something")
     if call.mask.dtype not in (torch.bool, torch.int8, torch.uint8):
-        raise NotImplementedError(f"atten_mask of {call.mask.dtype}: bool, int8 or uint8, true where a key is hidden")
+        raise Unserved(f"atten_mask of {call.mask.dtype}: bool, int8 or uint8, true where a key is hidden")
     mask = call.mask.bool()
     if mask.dim() == 2:
         mask = mask[:, None, None] if call.single else mask[None, None]
@@ -236,17 +239,22 @@ def _one_by_one(call: Call, query: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _check(call: Call) -> None:
-    """Does it make sense, and is it served?"""
+def check(call: Call) -> None:
+    """Is it served, whatever the lengths are?"""
     _layouts(call.layout)
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         dtype = getattr(getattr(call, name), "dtype", call.query.dtype)
         if dtype not in (torch.float16, torch.bfloat16, torch.float32) or dtype != call.query.dtype:
-            raise NotImplementedError(f"{name} of {dtype}: all are alike, float16, bfloat16 or float32")
+            raise Unserved(f"{name} of {dtype}: all are alike, float16, bfloat16 or float32")
     if call.sparse_mode not in (0, 1, 2, 3):
-        raise NotImplementedError(f"sparse_mode={call.sparse_mode}")
+        raise Unserved(f"the host kernel of attention knows no sparse_mode={call.sparse_mode}", expected="0 to 3")
+    if call.inner_precise not in ((0, 1) if call.single else (0, 1, 2, 3)):
+        raise Unserved(f"inner_precise={call.inner_precise}: 0 to 3, or 0 and 1 for a single query")
     if (call.query_rope is None) != (call.key_rope is None):
         raise ValueError("query_rope and key_rope come together")
+
+
+def _check_lengths(call: Call) -> None:
     if call.tokens and (call.lengths is None or call.kv_lengths is None):
         raise ValueError(f"input_layout={call.layout!r} takes the lengths of the queries and of the keys")
     if call.block_table is not None and call.kv_lengths is None:
@@ -255,7 +263,8 @@ def _check(call: Call) -> None:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """Both results. Whole sequences go to torch at once, sequences with lengths of their own one by one."""
-    _check(call)
+    check(call)
+    _check_lengths(call)
     first, second = _layouts(call.layout)
     query = _with_rope(call.query, call.query_rope, first, call.heads)
     if call.lengths is None and call.kv_lengths is None:

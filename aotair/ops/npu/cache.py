@@ -7,7 +7,7 @@ Source: the documentation of torch_npu's `npu_kv_rmsnorm_rope_cache` (aclnnKvRms
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, only, refuse
 from .norm import rms_norm
 
 _OP = "npu_kv_rmsnorm_rope_cache_v2"
@@ -32,7 +32,7 @@ def write_paged(cache: Tensor, rows: Tensor, index: Tensor, nz: bool) -> None:
     if not nz:
         cache.view(-1, heads, size)[index] = rows
     elif heads != 1 or size % _NZ:
-        raise NotImplementedError(f"a cache in PA_NZ with {heads} heads of {size}")
+        raise Unserved(f"cache_mode='PA_NZ' with {heads} heads of {size}", expected=f"one head of a multiple of {_NZ}")
     else:
         by_token = cache.view(blocks, size // _NZ, block_size, _NZ).transpose(1, 2)
         by_token[index // block_size, index % block_size] = rows.view(-1, size // _NZ, _NZ)
@@ -51,13 +51,10 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor, mode: str) -> None:
 
 
 def _check(kv: Tensor, cache_mode: str, caches: tuple[Tensor, Tensor], unserved: dict) -> None:
-    for name, value in unserved.items():
-        if value is not None:
-            raise NotImplementedError(f"the host kernel of {_OP} takes no {name}")
-    if cache_mode not in ("Norm", "PA", "PA_BNSD", "PA_NZ"):
-        raise NotImplementedError(f"the host kernel of {_OP} knows no cache_mode={cache_mode!r}")
+    refuse(_OP, unserved)
+    only(_OP, "cache_mode", cache_mode, ("Norm", "PA", "PA_BNSD", "PA_NZ"))
     if any(cache.dtype != kv.dtype for cache in caches):
-        raise NotImplementedError(f"the host kernel of {_OP} takes k_cache and ckv_cache of the dtype of kv")
+        raise Unserved(f"the host kernel of {_OP} takes k_cache and ckv_cache of the dtype of kv")
 
 
 def kv_rmsnorm_rope_cache_v2(
@@ -93,8 +90,10 @@ def kv_rmsnorm_rope_cache_v2_functional(
 
 
 def _shape(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, **options
-) -> tuple[Tensor, Tensor]:
+    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
+    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _check(kv, cache_mode, (k_cache, ckv_cache), unserved)
     return kv.new_empty((*kv.shape[:3], cos.shape[3])), kv.new_empty((*kv.shape[:3], gamma.shape[0]))
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..registry import HostOp
-from .attention import ALL, Call, outputs, run
-from .quant_matmul import refuse
+from ..registry import HostOp, refuse
+from .attention import ALL, Call, check, outputs, run
 
 _NAME = "npu_fused_infer_attention_score"
 
@@ -26,8 +25,8 @@ def _call(
     refuse(_NAME, unserved)
     return Call(
         query, key, value, input_layout, num_heads, num_key_value_heads or num_heads, scale, atten_mask, sparse_mode,
-        (pre_tokens, next_tokens), actual_seq_lengths, actual_seq_lengths_kv, block_table, block_size, query_rope,
-        key_rope, softmax_lse_flag,
+        (pre_tokens, next_tokens), actual_seq_lengths, actual_seq_lengths_kv, block_table, block_size,
+        inner_precise, query_rope, key_rope, softmax_lse_flag,
     )  # fmt: skip
 
 
@@ -43,7 +42,7 @@ def _call_v2(
     return Call(
         query, key, value, input_layout, num_query_heads, num_key_value_heads or num_query_heads, softmax_scale,
         atten_mask, sparse_mode, (pre_tokens, next_tokens), actual_seq_qlen, actual_seq_kvlen, block_table, block_size,
-        query_rope, key_rope, return_softmax_lse,
+        inner_precise, query_rope, key_rope, return_softmax_lse,
     )  # fmt: skip
 
 
@@ -63,7 +62,11 @@ def fused_infer_attention_score(*args, **kwargs) -> tuple[Tensor, Tensor]:
     one each); in the layouts with T the number up to its end, counted from the first sequence. Queries beyond give
     zeros. With block_table (batch, blocks of a sequence), int32, key and value are caches, (blocks, block_size, heads *
     size) or (blocks, heads, block_size, size), and the lengths of the keys are never cumulative. query_rope and
-    key_rope lie like query and key and are more of their size. inner_precise changes nothing here.
+    key_rope lie like query and key and are more of their size.
+
+    What changes nothing: inner_precise (a query that sees nothing gives zeros in all four of its modes), block_size
+    without a block_table, sparse_mode for a single query, pre_tokens and next_tokens without an atten_mask of
+    sparse_mode 0.
     """
     return run(_call(*args, **kwargs))
 
@@ -123,11 +126,16 @@ def infer_output_v2(
 
 
 def _shape(*args, **kwargs) -> tuple[Tensor, Tensor]:
-    return outputs(_call(*args, **kwargs))
+    return _checked(_call(*args, **kwargs))
 
 
 def _shape_v2(*args, **kwargs) -> tuple[Tensor, Tensor]:
-    return outputs(_call_v2(*args, **kwargs))
+    return _checked(_call_v2(*args, **kwargs))
+
+
+def _checked(call: Call) -> tuple[Tensor, Tensor]:
+    check(call)
+    return outputs(call)
 
 
 _SCHEMA = (

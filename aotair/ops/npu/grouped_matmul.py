@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
-from .quant_matmul import int8_product, refuse, rescale
+from ..registry import HostOp, Unserved, only, refuse
+from .quant_matmul import int8_product, rescale
 
 _OP = "npu_grouped_matmul"
 # What `output_dtype` stands for where it is a number.
@@ -33,10 +33,12 @@ def _experts(weight: Sequence[Tensor]) -> list[Tensor]:
 
 def _dtype(x: Tensor, output_dtype: int | torch.dtype | None) -> torch.dtype:
     """That of the result: as said, or that of x."""
-    if output_dtype is None or isinstance(output_dtype, torch.dtype):
-        return output_dtype or x.dtype
-    if output_dtype not in _OUTPUTS:
-        raise NotImplementedError(f"the host kernel of {_OP} knows no output_dtype={output_dtype}")
+    if output_dtype is None:
+        return x.dtype
+    if isinstance(output_dtype, torch.dtype):
+        only(_OP, "output_dtype", output_dtype, _OUTPUTS.values())
+        return output_dtype
+    only(_OP, "output_dtype", output_dtype, _OUTPUTS)
     return _OUTPUTS[output_dtype]
 
 
@@ -50,20 +52,15 @@ def _sizes(group_list: Tensor | Sequence[int] | None, group_list_type: int) -> l
 
 def _check(x, group_list, split_item, group_type, group_list_type, **unserved) -> None:
     refuse(_OP, unserved)
-    if group_type not in (None, -1, 0):
-        raise NotImplementedError(f"the host kernel of {_OP} knows group_type -1 and 0, not {group_type}")
-    if group_list_type not in (None, 0, 1):
-        raise NotImplementedError(f"the host kernel of {_OP} knows group_list_type 0 and 1, not {group_list_type}")
-    if split_item not in (None, 0, 1, 2, 3):
-        raise NotImplementedError(f"the host kernel of {_OP} knows split_item 0 to 3, not {split_item}")
+    numbers = isinstance(group_list, (list, tuple))
+    only(_OP, "group_type", group_type, (None, 0) if numbers else (-1, 0))
+    only(_OP, "group_list_type", group_list_type, (0,) if numbers else (0, 1))
+    # The device makes a result for each x with 0, and one for each group of a list with 1.
+    only(_OP, "split_item", split_item, (1, 2, 3) if numbers else (2, 3) if group_list is not None else (0, 2, 3))
     if group_list is not None and group_type == -1:
         raise ValueError(f"{_OP} takes no group_list with group_type=-1")
     if group_list is not None and len(x) != 1:
-        raise NotImplementedError(f"the host kernel of {_OP} takes a group_list for a single x")
-    if split_item in (None, 0, 1) and isinstance(group_list, Tensor):
-        raise NotImplementedError(
-            f"the host kernel of {_OP} takes split_item 2 or 3 with a group_list that is a tensor"
-        )
+        raise Unserved(f"the host kernel of {_OP} takes a group_list for a single x")
 
 
 def _product(
@@ -72,17 +69,17 @@ def _product(
     """One group: `x @ weight + bias` in float32, or that of int8 scaled as in `npu_quant_matmul`, or left in int32."""
     if x.dtype in _FLOATS and weight.dtype in _FLOATS:
         if scale is not None or rows is not None:
-            raise NotImplementedError(f"the host kernel of {_OP} takes a scale for x of int8, not {x.dtype}")
+            raise Unserved(f"the host kernel of {_OP} takes a scale for x of int8, not {x.dtype}")
         wide = torch.matmul(x.float(), weight.float())
         return (wide if bias is None else wide + bias.float()).to(dtype)
     if x.dtype != torch.int8 or weight.dtype != torch.int8:
-        raise NotImplementedError(f"the host kernel of {_OP} takes no x of {x.dtype} with weight of {weight.dtype}")
+        raise Unserved(f"the host kernel of {_OP} takes no x of {x.dtype} with weight of {weight.dtype}")
     product = int8_product(x, weight)
     if dtype == torch.int32 and scale is None and rows is None and (bias is None or bias.dtype == torch.int32):
         return product if bias is None else product + bias
     if scale is None or scale.dtype not in (torch.float32, torch.bfloat16) or dtype not in _FLOATS[:2]:
         wanted = "a scale of float32 or bfloat16 and an output_dtype of float16 or bfloat16, or neither and int32"
-        raise NotImplementedError(f"the host kernel of {_OP} takes int8 with {wanted}")
+        raise Unserved(f"the host kernel of {_OP} takes int8 with {wanted}")
     return rescale(product, scale, rows, bias).to(dtype)
 
 
@@ -98,9 +95,9 @@ def grouped_matmul(
     weight is a list of (k, n), or of one (groups, k, n), float16, bfloat16, float32 or int8; x is a list of as many
     (m[i], k), or of one (m, k) whose rows group_list divides (group_type 0): by the ends of the groups, or with
     group_list_type 1 by their sizes. bias and scale are lists like weight of (n,), or of one (groups, n);
-    per_token_scale is a list of (m,) like x. With split_item 0 and 1 the groups are results of their own, with 2 and 3
-    one (m, n), where rows of no group are zero. The dtype is that of x without an output_dtype. tuning_config changes
-    nothing here.
+    per_token_scale is a list of (m,) like x. Each x is a result of its own with split_item 0, and each group of a list
+    of numbers with 1; with 2 and 3 all are one (m, n), where rows of no group are zero. The dtype is that of x without
+    an output_dtype. tuning_config changes nothing here.
     """
     _check(x, group_list, split_item, group_type, group_list_type, **unserved)
     experts, sizes = _experts(weight), _sizes(group_list, group_list_type or 0)
@@ -114,7 +111,7 @@ def grouped_matmul(
     dtype = _dtype(x[0], output_dtype)
     each = inputs, experts, _each(bias, len(experts)), _each(scale, len(experts)), rows
     groups = [_product(*parts, dtype) for parts in zip(*each, strict=True)]
-    if split_item in (None, 0, 1):
+    if split_item in (0, 1):
         return groups
     result = x[0].new_zeros((sum(part.shape[0] for part in x), experts[0].shape[-1]), dtype=dtype)
     done = torch.cat(groups)

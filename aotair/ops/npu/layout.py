@@ -6,7 +6,7 @@ Source: the documentation of torch_npu's `npu_dtype_cast`, `npu_rotary_mul`, `np
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, only
 
 
 def dtype_cast(input: Tensor, dtype: torch.dtype) -> Tensor:
@@ -18,15 +18,19 @@ def rotary_mul(
     input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
     """`x * r1 + rotate(x) * r2`: with "half" the second half of the last dimension, negated, and the first; with
-    "interleave" each odd element, negated, and the even one before it. r1 (cosines) and r2 (sines) are broadcast."""
+    "interleave" each odd element, negated, and the even one before it. r1 (cosines) and r2 (sines) are broadcast. Where
+    a matrix `rotate` is given, `x @ rotate` stands for either."""
+    only("npu_rotary_mul", "rotary_mode", rotary_mode, ("half", "interleave"))
     wide = input.float()
-    if rotary_mode == "half":
+    if rotate is not None:
+        if rotate.dim() != 2:
+            raise Unserved(f"npu_rotary_mul takes a rotate of two dimensions, not {rotate.dim()}")
+        turned = wide @ rotate.float()
+    elif rotary_mode == "half":
         first, second = wide.chunk(2, -1)
         turned = torch.cat((-second, first), -1)
-    elif rotary_mode == "interleave":
-        turned = torch.stack((-wide[..., 1::2], wide[..., ::2]), -1).flatten(-2)
     else:
-        raise ValueError(f"rotary_mode is 'half' or 'interleave', not {rotary_mode!r}")
+        turned = torch.stack((-wide[..., 1::2], wide[..., ::2]), -1).flatten(-2)
     return (wide * r1.float() + turned * r2.float()).to(input.dtype)
 
 
@@ -46,6 +50,8 @@ def scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) 
 
     indices is (batch,), or (batch, 2) with the row of input first; axis is not the first.
     """
+    if not -input.dim() <= axis < input.dim() or not axis % input.dim():
+        raise Unserved(f"the host kernel of scatter_update knows no axis={axis} of {input.dim()} dimensions")
     if input.device.type == "meta":
         return input
     axis %= input.dim()

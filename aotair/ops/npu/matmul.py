@@ -9,7 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, refuse
+
+_OP = "npu_transpose_batchmatmul"
+_PERMUTATIONS = {"perm_x1": ((0, 1, 2), (1, 0, 2)), "perm_x2": ((0, 1, 2), (0, 2, 1)), "perm_y": ((1, 0, 2),)}
 
 
 def transpose_batchmatmul(
@@ -20,10 +23,17 @@ def transpose_batchmatmul(
     """`permute(permute(input, perm_x1) @ permute(weight, perm_x2), perm_y)` of 3-D tensors.
 
     After their permutations input is (batch, m, k) and weight (batch, k, n); perm_y is [1, 0, 2] by default, so that
-    the result is (m, batch, n). Products are summed in float32.
+    the result is (m, batch, n). Products are summed in float32. The device knows two permutations of each factor, and
+    one of the result.
     """
-    if bias is not None or scale is not None or (batch_split_factor or 1) != 1:
-        raise NotImplementedError("the host kernel of npu_transpose_batchmatmul takes no bias, scale or batch split")
+    refuse(_OP, {"bias": bias, "scale": scale, "batch_split_factor": batch_split_factor})
+    given = {"perm_x1": perm_x1, "perm_x2": perm_x2, "perm_y": perm_y}
+    for name, perm in given.items():
+        if perm is not None and tuple(perm) not in _PERMUTATIONS[name]:
+            raise Unserved(
+                f"the host kernel of {_OP} knows no {name}={list(perm)}",
+                expected=" or ".join(str(list(known)) for known in _PERMUTATIONS[name]),
+            )
     left = input if perm_x1 is None else input.permute(*perm_x1)
     right = weight if perm_x2 is None else weight.permute(*perm_x2)
     product = torch.bmm(left.float(), right.float()).to(input.dtype)
@@ -32,6 +42,8 @@ def transpose_batchmatmul(
 
 def swiglu(input: Tensor, dim: int = -1) -> Tensor:
     """`silu(a) * b`, where a and b are the halves of input along `dim`."""
+    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2:
+        raise Unserved(f"npu_swiglu takes halves of dim={dim}, which {tuple(input.shape)} does not have")
     a, b = input.float().chunk(2, dim)
     return (torch.nn.functional.silu(a) * b).to(input.dtype)
 

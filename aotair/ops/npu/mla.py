@@ -3,13 +3,14 @@
 Source: the documentation of torch_npu's `npu_mla_prolog_v3` (aclnnMlaPrologV3WeightNz).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, only, refuse
 from .cache import interleaved_rope, write_paged
 from .norm import rms_norm
-from .quant_matmul import refuse
 
 _OP = "npu_mla_prolog_v3"
 _MODES = ("PA_BSND", "PA_NZ", "BSND", "TND")
@@ -29,18 +30,17 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor | None, mode: str) -> None
     rows = rows.unsqueeze(1)
     if mode in ("BSND", "TND"):
         cache.copy_(rows.view(cache.shape))
-    elif index is None:
-        raise ValueError(f"{_OP} takes a cache_index with cache_mode={mode!r}")
     else:
         write_paged(cache, rows, index, mode == "PA_NZ")
 
 
-def _check(cache_mode: str, tensors: tuple[Tensor, ...], unserved: dict) -> None:
+def _check(cache_mode: str, index: Tensor | None, tensors: Sequence[Tensor], unserved: dict) -> None:
     refuse(_OP, unserved)
-    if cache_mode not in _MODES:
-        raise NotImplementedError(f"the host kernel of {_OP} knows no cache_mode={cache_mode!r}")
+    only(_OP, "cache_mode", cache_mode, _MODES)
+    if (index is None) != (cache_mode in ("BSND", "TND")):
+        raise Unserved(f"{_OP} takes a cache_index with the cache_mode PA_BSND or PA_NZ, and only then")
     if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
-        raise NotImplementedError(f"the host kernel of {_OP} takes tensors of bfloat16 alone")
+        raise Unserved(f"the host kernel of {_OP} takes tensors of bfloat16 alone")
 
 
 def mla_prolog_v3(
@@ -62,10 +62,11 @@ def mla_prolog_v3(
     alike; weight_dq: (hidden, q_rank); weight_uq_qr: (q_rank, heads * (head + rope)); weight_uk: (heads, head,
     kv_rank); weight_dkv_kr: (hidden, kv_rank + rope), all in plain layout. cache_mode "PA_BSND": caches (blocks,
     block_size, 1, kv_rank or rope), cache_index counts tokens over all blocks, and a negative one writes nothing;
-    "PA_NZ": the same with blocks in FRACTAL_NZ; "BSND" and "TND": the tokens are the whole cache.
+    "PA_NZ": the same with blocks in FRACTAL_NZ; "BSND" and "TND": the tokens are the whole cache, without an index.
+    tile_size counts where the cache is quantised by tiles, which is not served: it changes nothing here.
     """
     floats = (token_x, weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr, kv_cache, kr_cache)
-    _check(cache_mode, floats, unserved)
+    _check(cache_mode, cache_index, floats, unserved)
     heads, head, kv_rank = weight_uk.shape
     lead, x = token_x.shape[:-1], token_x.flatten(0, -2)
     cos, sin = rope_cos.flatten(0, -2), rope_sin.flatten(0, -2)
@@ -89,7 +90,13 @@ def mla_prolog_v3_functional(*args: Tensor, **options) -> tuple[Tensor, ...]:
     return *mla_prolog_v3(*inputs, kv_cache, kr_cache, **options), kv_cache, kr_cache
 
 
-def _shape(token_x: Tensor, *rest: Tensor, query_norm_flag: bool = False, **options) -> tuple[Tensor, ...]:
+def _shape(
+    token_x: Tensor, *rest: Tensor, query_norm_flag: bool = False, cache_mode: str = "PA_BSND",
+    cache_index: Tensor | None = None, **options,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    numbers = ("rmsnorm_epsilon_cq", "rmsnorm_epsilon_ckv", "tile_size", "qc_qr_scale", "kc_scale")
+    unserved = {name: value for name, value in options.items() if name not in numbers}
+    _check(cache_mode, cache_index, (token_x, *rest[:4], *rest[8:10]), unserved)
     lead, (heads, _, kv_rank), rope = token_x.shape[:-1], rest[2].shape, rest[6].shape[-1]
     none = token_x.new_empty(0, dtype=torch.float32)
     query_norm = token_x.new_empty((*lead, rest[0].shape[1]) if query_norm_flag else (0,))

@@ -12,10 +12,11 @@ AddRmsNormQuant for bfloat16, and every one of them on Ascend 950, round once: t
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
-from .quant import dynamic_quant, quantize_affine
+from ..registry import HostOp, Unserved, only
+from .quant import INT8, dynamic_quant, quantize_affine
 
 _EPS = "float epsilon=1e-06"
+_QUANT, _DYNAMIC_QUANT = "npu_add_rms_norm_quant", "npu_add_rms_norm_dynamic_quant"
 
 
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -70,6 +71,12 @@ def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
     return rstd
 
 
+def _like_gamma(op: str, gamma: Tensor, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.shape != gamma.shape:
+            raise Unserved(f"{op} takes {name} of the shape of gamma", got=str(tuple(tensor.shape)))
+
+
 def add_rms_norm_quant(
     x1: Tensor, x2: Tensor, gamma: Tensor, scales1: Tensor, zero_points1: Tensor | None, beta: Tensor | None = None,
     scales2: Tensor | None = None, zero_points2: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-6,
@@ -79,6 +86,14 @@ def add_rms_norm_quant(
 
     The scales are like gamma. Without scales2, nobody may use y2.
     """
+    only(_QUANT, "axis", axis, (-1,))
+    only(_QUANT, "dst_type", dst_type, INT8)
+    _like_gamma(
+        _QUANT, gamma, scales1=scales1, zero_points1=zero_points1, beta=beta, scales2=scales2,
+        zero_points2=zero_points2,
+    )  # fmt: skip
+    if scales2 is None and zero_points2 is not None:
+        raise Unserved(f"{_QUANT} takes zero_points2 with scales2 alone")
     y, _, x = add_rms_norm(x1, x2, gamma, epsilon)
     if beta is not None:
         y = (y.float() + beta.float()).to(y.dtype)
@@ -95,11 +110,16 @@ def add_rms_norm_dynamic_quant(
     """`add_rms_norm` (plus beta), then each row of y as int8 with a scale of its own: (y1, y2, x, scale1, scale2).
 
     A smooth scale, like gamma, multiplies y before. Which of the two paths are made output_mask says; without it the
-    first, and the second where both smooth scales are given. A path that is not made is empty.
+    first, and the second where both smooth scales are given. A path that is not made is empty, and takes no scale.
     """
+    only(_DYNAMIC_QUANT, "y_dtype", y_dtype, INT8)
+    _like_gamma(_DYNAMIC_QUANT, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta)
     made = output_mask or (True, smooth_scale1 is not None and smooth_scale2 is not None)
     if not any(made):
         raise ValueError("output_mask asks for none of the two paths")
+    for number, scale in enumerate((smooth_scale1, smooth_scale2)):
+        if scale is not None and not made[number]:
+            raise Unserved(f"{_DYNAMIC_QUANT} takes smooth_scale{number + 1} for a path that is made (output_mask)")
     y, _, x = add_rms_norm(x1, x2, gamma, epsilon)
     if beta is not None:
         y = (y.float() + beta.float()).to(y.dtype)

@@ -6,10 +6,15 @@ Source: the documentation of torch_npu's `npu_quantize` and `npu_dynamic_quant` 
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, only
 
 # What npu_quantize's `dtype` stands for: torch's numbers of scalar types.
 QUANTIZED = {0: torch.uint8, 13: torch.uint8, 1: torch.int8, 12: torch.int8, 3: torch.int32, 14: torch.int32}
+_QUANTIZED_BY_PRODUCT = (1, 12)  # of these, what the device makes without div_mode
+INT8 = (None, 1)  # what the ops that quantise to int8 take as their dtype
+
+
+_DYNAMIC = "npu_dynamic_quant"
 
 
 def quantize_affine(
@@ -26,8 +31,21 @@ def quantize_affine(
 def quantize(
     input: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1, div_mode: bool = True
 ) -> Tensor:
-    """`quantize_affine` with one scale for all, or one for each index of `axis`. The result is shaped like input."""
+    """`quantize_affine` with one scale for all, or one for each index of `axis`. The result is shaped like input.
+
+    Without div_mode the device knows two axes, and so does this: -2 is the last but one, and every larger number the
+    last.
+    """
+    only("npu_quantize", "dtype", dtype, QUANTIZED if div_mode else _QUANTIZED_BY_PRODUCT)
+    if not (-input.dim() if div_mode else -2) <= axis < input.dim():
+        raise Unserved(f"the host kernel of npu_quantize knows no axis={axis} of {input.dim()} dimensions")
+    if not div_mode:
+        axis = -2 if axis == -2 else -1
+    if zero_points is not None and zero_points.numel() != scales.numel():
+        raise Unserved(f"npu_quantize has {scales.numel()} scales and {zero_points.numel()} zero_points")
     if scales.numel() > 1:
+        if scales.numel() != input.shape[axis]:
+            raise Unserved(f"npu_quantize has {scales.numel()} scales for {input.shape[axis]} indices of axis={axis}")
         shape = [1] * input.dim()
         shape[axis] = scales.numel()
         scales = scales.reshape(shape)
@@ -44,10 +62,14 @@ def dynamic_quant(
     input: (..., width), float16 or bfloat16. smooth_scales, (width,), multiply it before; with group_index, cumulative
     ends of groups of rows, they are (groups, width). Returns int8 like input and float32 (...).
     """
-    if quant_mode != "pertoken":
-        raise NotImplementedError(
-            f"the host kernel of npu_dynamic_quant knows quant_mode='pertoken', not {quant_mode!r}"
-        )
+    only(_DYNAMIC, "dst_type", dst_type, INT8)
+    only(_DYNAMIC, "quant_mode", quant_mode, ("pertoken",))
+    only(_DYNAMIC, "dst_type_max", dst_type_max, (0.0,))
+    if input.dim() < 2:
+        raise Unserved(f"{_DYNAMIC} takes an input of two dimensions or more", got=f"{input.dim()}")
+    dims = 0 if smooth_scales is None else smooth_scales.dim()
+    if (group_index is not None) != (dims == 2):
+        raise Unserved(f"{_DYNAMIC} takes a group_index with smooth_scales of two dimensions, and only then")
     wide = input.float()
     if smooth_scales is not None:
         if group_index is not None:

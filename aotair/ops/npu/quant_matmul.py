@@ -6,7 +6,7 @@ Source: the documentation of torch_npu's `npu_quant_matmul` (aclnnQuantMatmulV3 
 import torch
 from torch import Tensor
 
-from ..registry import HostOp
+from ..registry import HostOp, Unserved, only, refuse
 
 # What `output_dtype` stands for: torch's numbers of scalar types.
 OUTPUTS = {1: torch.int8, 3: torch.int32, 5: torch.float16, 15: torch.bfloat16}
@@ -30,11 +30,23 @@ def rescale(product: Tensor, scale: Tensor, rows: Tensor | None, bias: Tensor | 
     return wide if bias is None else wide + bias.float()
 
 
-def refuse(op: str, unserved: dict) -> None:
-    """Every argument that a host kernel does not know is at its default."""
-    for name, value in unserved.items():
-        if isinstance(value, (Tensor, list, tuple)) or value not in (None, 0, False):
-            raise NotImplementedError(f"the host kernel of {op} takes no {name}")
+def _check(
+    x1: Tensor, x2: Tensor, scale: Tensor, pertoken_scale: Tensor | None, bias: Tensor | None,
+    output_dtype: int | None, unserved: dict,
+) -> None:  # fmt: skip
+    refuse("npu_quant_matmul", unserved)
+    if x1.dtype != torch.int8 or x2.dtype != torch.int8:
+        raise Unserved(f"the host kernel of npu_quant_matmul takes x1 and x2 of int8, not {x1.dtype}")
+    if scale.dtype not in (torch.float32, torch.bfloat16) or scale.dim() != 1:
+        raise Unserved(
+            f"the host kernel of npu_quant_matmul takes no scale of {scale.dtype} with {scale.dim()} dimensions"
+        )
+    if pertoken_scale is not None and (tuple(pertoken_scale.shape) != x1.shape[-2:-1] or output_dtype in (None, 1)):
+        raise Unserved("the host kernel of npu_quant_matmul takes a pertoken_scale (m,), not for int8")
+    if bias is not None and (bias.dim() not in (1, 3) or bias.shape[-1] != x2.shape[-1]):
+        raise Unserved(f"npu_quant_matmul takes a bias (n,) or (batch, 1, n), not {tuple(bias.shape)}")
+    served = (None, *OUTPUTS) if scale.dtype == torch.float32 else (15, 3)
+    only("npu_quant_matmul", "output_dtype", output_dtype, served)
 
 
 def quant_matmul(
@@ -49,18 +61,8 @@ def quant_matmul(
     n); offset: (1,) or (n,) float32, for a result in int8 alone. The result is int8, rounded and clamped, without an
     output_dtype; float16 or bfloat16; or int32, which is `x1 @ x2 + bias` and leaves the scale out.
     """
-    refuse("npu_quant_matmul", unserved)
-    if x1.dtype != torch.int8 or x2.dtype != torch.int8:
-        raise NotImplementedError(f"the host kernel of npu_quant_matmul takes x1 and x2 of int8, not {x1.dtype}")
-    if scale.dtype not in (torch.float32, torch.bfloat16) or scale.dim() != 1:
-        raise NotImplementedError(
-            f"the host kernel of npu_quant_matmul takes no scale of {scale.dtype} with {scale.dim()} dimensions"
-        )
-    if pertoken_scale is not None and (pertoken_scale.dim() != 1 or output_dtype in (None, 1)):
-        raise NotImplementedError("the host kernel of npu_quant_matmul takes a pertoken_scale (m,), not for int8")
-    dtype = OUTPUTS.get(1 if output_dtype is None else output_dtype)
-    if dtype is None:
-        raise NotImplementedError(f"the host kernel of npu_quant_matmul knows no output_dtype={output_dtype}")
+    _check(x1, x2, scale, pertoken_scale, bias, output_dtype, unserved)
+    dtype = OUTPUTS[1 if output_dtype is None else output_dtype]
     product = int8_product(x1, x2)
     if offset is not None and dtype != torch.int8:
         raise ValueError("npu_quant_matmul takes an offset for a result in int8 alone")

@@ -1,0 +1,203 @@
+"""Custom ops that no node has: taken apart where their kernels are torch's ops, else refused with the model's line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from cases import recipe
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aotair
+from aotair.cli import main
+from aotair.errors import UnsupportedError
+from aotair.graph.bodies import _grouped
+from aotair_runtime.artifact import read_program
+from aotair_runtime.golden import replay_golden
+
+X = {"shape": ["n", 4], "dtype": "float32"}
+LOADS = """
+import sys, aotair
+from aotair_runtime.golden import replay_golden
+assert all(result.within for result in replay_golden(aotair.load(sys.argv[1])))
+assert not {"transformers", "models"} & set(sys.modules)
+print("right")
+"""
+
+
+def answers_in_a_fresh_process(path) -> bool:
+    done = subprocess.run([sys.executable, "-c", LOADS, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout == "right\n", done.stderr
+    return True
+
+
+def ops(path) -> set[str]:
+    return {op.name for op in read_program(path).ops}
+
+
+_library = torch.library.Library("aotairbody", "FRAGMENT")
+
+
+def define(schema: str, function, key: str, shape=None) -> None:
+    _library.define(schema)
+    _library.impl(schema.partition("(")[0], function, key)
+    if shape is not None:
+        _library.impl(schema.partition("(")[0], shape, "Meta")
+
+
+def _window(x, n):
+    """Two results, and writes into its own memory by slices and by an out argument."""
+    y = torch.zeros(x.size(0), n, dtype=x.dtype, device=x.device)
+    y[:, 1:3] = x[:, :2]
+    torch.add(x[:, :1], 1, out=y[:, :1])
+    return y, x.sum(1)
+
+
+def _by_size(x):
+    """What it computes depends on the size."""
+    return x * 2 if x.shape[0] > 2 else x - 1
+
+
+define("window(Tensor x, int n) -> (Tensor, Tensor)", _window, "CompositeExplicitAutograd")
+define("by_size(Tensor x) -> Tensor", _by_size, "CPU", torch.empty_like)
+define("outer(Tensor x) -> Tensor", lambda x: torch.ops.aotairbody.by_size(x) + 1, "CompositeExplicitAutograd")
+define(
+    "gelu_twice(Tensor x, *, float by=1.0) -> Tensor",
+    lambda x, by=1.0: torch.nn.functional.gelu(x) * by,
+    "CompositeImplicitAutograd",
+)
+define("data(Tensor x) -> Tensor", lambda x: x * float(x.sum()), "CPU", torch.empty_like)
+
+
+class Custom(torch.nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def forward(self, x):
+        found = getattr(torch.ops.aotairbody, self.op)
+        if self.op == "window":
+            y, total = found(x + 1, 5)
+            return y * 2, total
+        return found(x + 1, by=3.0) if self.op == "gelu_twice" else found(x + 1)
+
+
+def custom(op: str) -> torch.nn.Module:
+    return Custom(op)
+
+
+def of(op: str, **parts) -> dict:
+    model = {"factory": f"{__name__}:custom", "kwargs": {"op": op}}
+    return recipe("custom", {"x": X}, {"n": [1, 2, 4]}) | {"model": model} | parts
+
+
+@pytest.mark.parametrize("op", ["window", "by_size", "gelu_twice", "outer"])
+def test_a_kernel_of_torchs_ops_is_taken_apart(op, tmp_path):
+    path = aotair.build(of(op), tmp_path / "x.aotair")
+    assert not any(name.startswith("aotairbody") for name in ops(path))
+    assert answers_in_a_fresh_process(path)
+
+
+def test_what_it_writes_into_is_written(tmp_path):
+    shape = {"shape": [3, 4], "dtype": "float32"}
+    path = aotair.build(recipe("Accumulates", {"x": shape, "total": shape | {"mutated": True}}), tmp_path / "x.aotair")
+    assert not any(name.startswith("aotairtest") for name in ops(path))
+    model, reference = aotair.load(path, enable_output_clone=True), models.Accumulates()
+    mine, theirs = torch.ones(3, 4), torch.ones(3, 4)
+    for turn in range(3):
+        x = torch.full((3, 4), float(turn))
+        torch.testing.assert_close(model(x, mine), reference(x, theirs))
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(model.state["seen"], reference.seen)
+
+
+def test_a_kernel_that_reads_values_is_refused_with_the_line(tmp_path):
+    with pytest.raises(UnsupportedError) as refused:
+        aotair.build(of("data"), tmp_path / "x.aotair")
+    said = str(refused.value)
+    assert "aotairbody::data" in said and "test_bodies.py:" in said and "--allow-namespace aotairbody" in said
+    assert not (tmp_path / "x.aotair").exists()
+
+
+def test_an_allowed_namespace_stays_whole_and_the_build_says_what_nodes_import(tmp_path, monkeypatch):
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(of("data")))
+    out = str(tmp_path / "x.aotair")
+    command = ["build", str(file), "-o", out, "--allow-namespace", "aotairbody"]
+    built = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert built.exit_code == 0 and "nodes import, and allow aotairbody" in built.output
+    assert "aotairbody::data" in ops(Path(out))
+    refused = CliRunner().invoke(main, ["verify", out], catch_exceptions=False)
+    assert refused.exit_code == 1 and "--allow-namespace aotairbody" in refused.output
+    for rest in (["verify", out], ["bench", out, "--seconds", "0.01"]):
+        done = CliRunner().invoke(main, [*rest, "--allow-namespace", "aotairbody", "--import", __name__])
+        assert done.exit_code == 0, done.output
+    missing = CliRunner().invoke(main, ["verify", out, "--import", "no_such_module"], catch_exceptions=False)
+    assert missing.exit_code == 1 and "no_such_module" in missing.output
+    with aotair.load(out, allow_namespaces=["aotairbody"]) as model:
+        assert all(result.within for result in replay_golden(model))
+
+
+# ---- grouped products of transformers --------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64, "eos_token_id": None,
+    "pad_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        return self.model(input_ids=input_ids, use_cache=False).logits
+
+
+def mixture(name: str) -> torch.nn.Module:
+    import transformers
+
+    experts = {"num_experts" if name == "Olmoe" else "num_local_experts": 4}
+    config = getattr(transformers, f"{name}Config")(**SMALL | experts)
+    return Logits(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "GraniteMoe"])
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cpu", "bfloat16"), ("npu", "float16")])
+def test_mixtures_of_experts_build_and_load(name, device, dtype, tmp_path):
+    ids = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 64]}
+    given = recipe("mixture", {"input_ids": ids}, {"batch": [1, 2], "seq": [3, 8]})
+    given |= {"model": {"factory": f"{__name__}:mixture", "kwargs": {"name": name}, "dtype": dtype}}
+    if dtype != "float32":
+        given |= {"verify": {"atol": 5e-2, "rtol": 5e-2}}
+    path = aotair.build(given | {"target": {"device": device}}, tmp_path / "x.aotair")
+    assert ("npu::npu_grouped_matmul" in ops(path)) == (device == "npu")
+    if device == "cpu":
+        assert answers_in_a_fresh_process(path)
+    else:
+        with aotair.load(path, device="cpu") as model:
+            assert all(result.within for result in replay_golden(model))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5), beyond=st.integers(0, 2), k=st.sampled_from([3, 8]),
+    device=st.sampled_from(["cpu", "cuda", "npu"]), half=st.booleans(),
+)  # fmt: skip
+def test_grouped_products_are_those_of_transformers(sizes, beyond, k, device, half):
+    import transformers.integrations.moe  # noqa: F401 (defines the op)
+
+    dtype = torch.bfloat16 if half else torch.float32
+    x, weight = torch.randn(sum(sizes) + beyond, k).to(dtype), torch.randn(len(sizes), k, 8).to(dtype)
+    ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    want = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
+    got = _grouped(device, x, weight, ends)
+    torch.testing.assert_close(got[: sum(sizes)], want[: sum(sizes)])
