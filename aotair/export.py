@@ -19,10 +19,12 @@ from torch.fx.node import Node
 
 from aotair_runtime.check import dtype
 
+from .aliases import refuse_shared_writes
 from .errors import ExportError, UnsupportedError
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.verify import refuse_unsupported
+from .hidden import hidden_tensors
 from .hostlist import taking_lists
 from .names import Names, names_of
 from .original import calling
@@ -93,6 +95,8 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
                 error.what + _user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
+        if "compiled_fn to be GraphModule" in str(error):  # what torch says of writes to memory that tensors share
+            refuse_shared_writes(model, recipe, dict(hidden_tensors(model)))
         raise _explain(error, recipe) from error
     return replace(_classify(program, recipe), names=names_of(model))
 
@@ -111,23 +115,6 @@ def _with_lists(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
         del model.forward
         if had is not None:
             model.forward = had
-
-
-def share_states(exported: Sequence[Exported]) -> list[Exported]:
-    """The same graphs, with what one of them mutates a state in all: another may only read it."""
-    states = {_identity(constant): constant for one in exported for constant in one.states.values()}
-    found = []
-    for one in exported:
-        moved = {p: states[_identity(c)] for p, c in one.constants.items() if _identity(c) in states}
-        constants = {placeholder: c for placeholder, c in one.constants.items() if placeholder not in moved}
-        found.append(replace(one, constants=constants, states={**one.states, **moved}))
-    return found
-
-
-def _identity(constant: Constant) -> tuple:
-    """What tells a tensor from others: where it lies, if it has any bytes, and its name otherwise."""
-    tensor = constant.tensor
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if tensor.nbytes else (constant.name,)
 
 
 @contextlib.contextmanager
@@ -212,12 +199,13 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     refuse_unsupported(module, recipe.where)
     inputs: dict[str, str] = {}
     tensors: dict[str, Constant] = {}
-    tables = {**program.state_dict, **program.constants}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             inputs[spec.arg.name] = spec.arg.name
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            tensors[spec.arg.name] = Constant(spec.target, tables[spec.target].detach())
+            kept = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
+            table = program.state_dict if kept else program.constants
+            tensors[spec.arg.name] = Constant(spec.target, table[spec.target].detach())
         else:
             raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
     by_target = {constant.name: placeholder for placeholder, constant in tensors.items()}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .aliases import overlap, shared_memory
 from .errors import ModelError, UnsupportedError
 from .original import Original
 from .recipe import Recipe
@@ -34,9 +35,14 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
                 where=recipe.where, expected=f"{recipe.method} to take random inputs of the smallest bucket",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error  # fmt: skip
-        seen = {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
+        held = dict(hidden_tensors(model))
+        seen = {name: (id(tensor), tensor._version) for name, tensor in held.items()}
     original.reset()
     changed = sorted(name for name in seen if seen[name] != before.get(name))
+    for name in changed:
+        for other, buffer in model.named_buffers():
+            if overlap(held[name], buffer):
+                raise shared_memory(other, name, recipe.where)
     if changed:
         raise UnsupportedError(
             f"the model changes {', '.join(changed[:5])}{' …' if changed[5:] else ''}, which outlives the call",
