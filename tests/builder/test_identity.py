@@ -1,5 +1,7 @@
 """Which tensors of several entry points are one, whatever export calls them; and the proof of what was written."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -216,3 +218,54 @@ def test_a_way_of_loading_that_answers_otherwise_fails_the_build(tmp_path, monke
     monkeypatch.setattr(Entry, "_replay", otherwise)
     with pytest.raises(ProofError, match="answers differently with clone_input=False"):
         aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
+
+
+class Mixed(nn.Module):
+    """Registered tensors, attributes and literals, tied, equal or views of one another at random, of all kinds."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        chooser = random.Random(seed)
+        made = [torch.ones(3, 3)]
+        for number in range(chooser.randint(1, 6)):
+            source, name = chooser.choice(made), f"t{number}"
+            how = (
+                source,
+                source.clone(),
+                source.t(),
+                source.clone().double(),
+                source[:1].expand(3, 3),
+                source.clone().view(torch.int32) if source.dtype == torch.float32 else source,
+                source.detach(),
+            )
+            made.append(chooser.choice(how))
+            kind = chooser.choice(("parameter", "buffer", "unsaved", "plain"))
+            if kind == "plain" or (kind == "parameter" and not made[-1].is_floating_point()):
+                setattr(self, name, made[-1])
+            elif kind == "parameter":
+                setattr(self, name, nn.Parameter(made[-1], requires_grad=False))
+            else:
+                self.register_buffer(name, made[-1], persistent=kind == "buffer")
+        self.reads = {method: chooser.sample(range(number + 1), chooser.randint(0, number + 1)) for method in "ab"}
+        self.literals = {method: [chooser.randint(0, 2) for _ in range(chooser.randint(0, 3))] for method in "ab"}
+
+    def a(self, x, method="a"):
+        for number in self.reads[method]:
+            x = x * 2 + getattr(self, f"t{number}")
+        for value in self.literals[method]:
+            x = x * 2 + torch.tensor([value] * 3)
+        return x - 1
+
+    def b(self, x):
+        return self.a(x, "b")
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_random_models_are_written_as_they_are_read(share, tmp_path):
+    for seed in range(12):
+        given = entries("Mixed", "a", "b")
+        given["model"] |= {"kwargs": {"seed": seed}, "share_equal_weights": share}
+        original, x = Mixed(seed), torch.randn(3, 3)
+        with aotair.load(aotair.build(given, tmp_path / "a.aotair"), enable_output_clone=True) as loaded:
+            torch.testing.assert_close(loaded.a(x), original.a(x), msg=str(seed))
+            torch.testing.assert_close(loaded.b(x), original.b(x), msg=str(seed))
