@@ -23,13 +23,17 @@ from .aliases import refuse_shared_writes
 from .errors import ExportError, UnsupportedError
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
-from .graph.verify import refuse_unsupported
+from .graph.resolve import resolve_views
+from .graph.verify import refuse_unsupported, source
 from .hidden import hidden_tensors
 from .hostlist import taking_lists
 from .names import Names, names_of
 from .original import calling
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
+
+# What .safetensors files cannot hold, and so neither weights nor golden tensors.
+_UNSTORABLE = frozenset({torch.complex32, torch.complex128})
 
 # Composite ops that backends have kernels for, or that fusion looks for: they stay whole.
 KEPT_WHOLE = frozenset(
@@ -195,6 +199,7 @@ def _composites_to_decompose() -> dict:
 def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
+    resolve_views(module)
     decompose(module)
     refuse_unsupported(module, recipe.where)
     inputs: dict[str, str] = {}
@@ -210,6 +215,7 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
             raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
     by_target = {constant.name: placeholder for placeholder, constant in tensors.items()}
     mutated = _make_epilogues(module, signature.output_specs, by_target)
+    _refuse_unstorable(module, tensors, recipe)
     undeclared = sorted(name for name in mutated if name in inputs and not recipe.inputs[name].mutated)
     if undeclared:
         raise UnsupportedError(
@@ -225,6 +231,18 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
         _output_shapes(module, recipe, inputs),
         _structure(program, recipe),
     )
+
+
+def _refuse_unstorable(module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe) -> None:
+    held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
+    for position, node in enumerate(module.graph.output_node().args[0]):
+        held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
+    for what, kind in held.items():
+        if kind in _UNSTORABLE:
+            raise UnsupportedError(
+                f"{what} is {kind}".replace("torch.", ""), where=recipe.where, expected="a dtype of .safetensors files",
+                fix="make it complex64, or two tensors of its real and imaginary parts",
+            )  # fmt: skip
 
 
 def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Mapping[str, str]) -> set[str]:
@@ -316,6 +334,12 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
             got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
         )  # fmt: skip
+    if "unresolved conjugated" in text:
+        return ExportError(
+            f"model: it takes apart, or writes through, a conjugate of a complex tensor{at}", where=recipe.where,
+            expected="conjugates that are tensors of their own where they are viewed as real, or written",
+            got=lines[0], fix="call .resolve_conj() on it first, and register complex buffers with .resolve_conj()",
+        )  # fmt: skip
     if "data-dependent" in text or "unbacked" in text or type(error).__name__ == "GuardOnDataDependentSymNode":
         return ExportError(
             f"inputs: the model's control flow or shapes depend on the values of a tensor{at}", where=recipe.where,
@@ -338,4 +362,8 @@ def _user_frame(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((torch_root, own_root, "<"))
     ]
-    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    found = [(frame.filename, frame.lineno, frame.name) for frame in frames]
+    if not found:  # torch may say it in words, of the call of a graph that it had traced
+        lines = re.findall(r'^ *File "([^"<]+)", line (\d+), in (\S+)', str(error), re.MULTILINE)
+        found = [line for line in lines if not line[0].startswith((torch_root, own_root))]
+    return f" (at {Path(found[-1][0]).name}:{found[-1][1]}, in {found[-1][2]})" if found else ""

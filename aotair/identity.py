@@ -77,5 +77,5 @@ def _tensors(one: Exported) -> Mapping[str, Constant]:
 def _identity(constant: Constant) -> tuple:
     """What tells a tensor from others: where it lies and how, if it has any bytes, and its name otherwise."""
     tensor = constant.tensor
-    what = (tuple(tensor.shape), tensor.dtype)
+    what = (tuple(tensor.shape), tensor.dtype, tensor.is_conj(), tensor.is_neg())
     return (tensor.data_ptr(), tensor.stride(), *what) if tensor.nbytes else (constant.name, *what)

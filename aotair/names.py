@@ -57,4 +57,4 @@ def _place(tensor: torch.Tensor) -> tuple:
     """Equal for two tensors of the same memory: those are tied, whether they are one object or not."""
     if not tensor.numel() or tensor.is_meta:
         return (id(tensor),)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())

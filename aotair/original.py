@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils import _pytree
 
+from .graph.resolve import resolved
 from .recipe import Recipe
 
 
@@ -42,7 +43,8 @@ class Original:
         self.reset()
         for name, value in (states or {}).items():
             self.buffers()[name].copy_(value)
-        return [leaf.clone() for leaf in _pytree.tree_leaves(self.call(inputs)) if isinstance(leaf, torch.Tensor)]
+        leaves = _pytree.tree_leaves(self.call(inputs))
+        return [resolved(leaf).clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def call(self, inputs: Mapping[str, torch.Tensor]) -> object:
         """What the model returns, with its buffers as they are."""

@@ -17,6 +17,7 @@ from aotair_runtime.errors import ArtifactError
 from aotair_runtime.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
 
 from .errors import InternalError, RecipeError
+from .graph.resolve import resolved
 from .program import Built
 from .prove import Proved
 
@@ -59,7 +60,7 @@ def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
     """The file with these tensors; those that look at the same memory are written apart."""
     own, seen = {}, set()
     for name, tensor in tensors.items():
-        memory, plain = tensor.untyped_storage().data_ptr(), tensor.resolve_conj().resolve_neg().contiguous()
+        memory, plain = tensor.untyped_storage().data_ptr(), resolved(tensor).contiguous()
         own[name] = plain.clone() if memory in seen and plain.nbytes else plain
         seen.add(memory)
     safetensors.torch.save_file(own, file)

@@ -17,6 +17,7 @@ from aotair_runtime.settings import Settings
 from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError
+from .graph.resolve import resolved
 from .original import Original
 from .recipe import Recipe
 from .samples import poisoned, poisons, random_inputs, random_states, read_samples
@@ -107,7 +108,7 @@ class _Prover:
     def _reference(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         outputs, buffers = self._original(inputs, states), self._original.buffers()
-        return self._run(outputs, inputs, {name: buffers[name].clone() for name in self._model.state})
+        return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
     def _replay(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}
