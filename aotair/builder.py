@@ -14,13 +14,14 @@ from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
-from .errors import ModelError, ProofError
-from .export import Exported, export, share_states
+from .errors import InternalError, ModelError, ProofError
+from .export import Exported, export
 from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
+from .identity import unified
 from .like import built_like
 from .origin import origin_of
-from .pack import pack, written_aside
+from .pack import lay_down, pack, written_aside
 from .passes.observer import Observer
 from .program import build_program
 from .promise import check_budget, promised
@@ -145,11 +146,11 @@ def build_with_summary(
         nodes_after = _nodes(exported)
         explained = _explained(observer, rules)
         with clock.stage("prove"):
-            proved = prove(built, model, recipe, listener.bucket)
+            proved = prove(lay_down(built, folder), model, recipe, listener.bucket)
         with clock.stage("pack"):
-            program = pack(built, proved, page(proved.program, explained.counts(), built.pictures), folder)
+            program = pack(proved, page(proved.program, explained.counts(), built.pictures), folder)
         with clock.stage("check"):
-            _check_written(folder)
+            _check_written(folder, recipe.where)
         proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
         summary = Summary(
             artifact=str(target),
@@ -225,7 +226,8 @@ def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> lis
         except ModelError:
             export(model, one)  # where it fails too, it says better why
             raise
-    exported = share_states([export(model, one) for one in recipe.entries()])
+    entries = recipe.entries()
+    exported = unified([export(model, one) for one in entries], [one.entry for one in entries])
     for one in exported:
         observer.stage("export", one.module)
     return exported
@@ -262,12 +264,36 @@ def _dump_folder(recipe: Recipe) -> Path | None:
     return Path(path) if path is not None else None
 
 
-def _check_written(folder: Path) -> None:
-    """What lies on disk loads and answers: the smallest program to be wrong here would be a fault of ours."""
-    with on_host(open_artifact(folder)) as model:
-        for result in replay_golden(model):
-            if not result.within:
-                raise ProofError(f"the written artifact answers differently: {result}", where=str(folder))
+# How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
+_WAYS = (
+    {"clone_input": True, "enable_output_clone": False},
+    {"clone_input": False, "enable_output_clone": False, "disable_mempool_reuse_in_same_fx": True},
+    {"clone_input": False, "enable_output_clone": True},
+)
+
+
+def _check_written(folder: Path, where: str) -> None:
+    """What lies on disk loads and answers, however a node loads it. Raises ProofError."""
+    artifact = open_artifact(folder)
+    for options in _WAYS:
+        chosen = ", ".join(f"{option}={value}" for option, value in options.items())
+        try:
+            with on_host(artifact, **options) as model:
+                wrong = [result for result in replay_golden(model) if not result.within]
+        except AotairError as error:
+            raise ProofError(
+                f"the written artifact cannot be used with {chosen}: {error.what}", where=error.where or where,
+                expected=error.expected or "an artifact that loads with each option", got=error.got, fix=error.fix,
+            ) from error  # fmt: skip
+        except Exception as error:
+            raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
+        if wrong:
+            raise ProofError(
+                f"the written artifact answers differently with {chosen}",
+                where=f"{where}: {wrong[0].entry}, bucket {wrong[0].bucket}",
+                expected="the original model's outputs",
+                got=f"an error of {wrong[0].max_abs_error:.3g}",
+            )
 
 
 class _Clock:

@@ -1,5 +1,6 @@
 """Why a recipe cannot be built; each is one message that its reader can act on."""
 
+import re
 import traceback
 from pathlib import Path
 
@@ -40,5 +41,9 @@ class InternalError(Exception):
 
 def user_frame(error: BaseException) -> str:
     """` (at file.py:12, in forward)`: the last frame of the model's own code, or nothing."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
-    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    trace = traceback.extract_tb(error.__traceback__)
+    found = [(f.filename, f.lineno, f.name) for f in trace if not f.filename.startswith(_NOT_THE_USERS)]
+    if not found:  # torch may say it in words, of the call of a graph that it had traced
+        lines = re.findall(r'^ *File "([^"<]+)", line (\d+), in (\S+)', str(error), re.MULTILINE)
+        found = [line for line in lines if not line[0].startswith(_NOT_THE_USERS)]
+    return f" (at {Path(found[-1][0]).name}:{found[-1][1]}, in {found[-1][2]})" if found else ""

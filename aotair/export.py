@@ -13,16 +13,22 @@ from torch.fx.node import Node
 
 from aotair_runtime.check import dtype
 
+from .aliases import refuse_shared_writes
 from .errors import ExportError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.fake import quiet_torch
-from .graph.verify import refuse_unsupported
+from .graph.resolve import resolve_views
+from .graph.verify import refuse_unsupported, source
+from .hidden import hidden_tensors
 from .hostlist import taking_lists
 from .names import Names, names_of
 from .original import calling
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
+
+# What .safetensors files cannot hold, and so neither weights nor golden tensors.
+_UNSTORABLE = frozenset({torch.complex32, torch.complex128})
 
 # Composite ops that backends have kernels for, or that fusion looks for: they stay whole.
 KEPT_WHOLE = frozenset(
@@ -88,6 +94,8 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
                 error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
+        if "compiled_fn to be GraphModule" in str(error):  # what torch says of writes to memory that tensors share
+            refuse_shared_writes(model, recipe, dict(hidden_tensors(model)))
         raise _explain(error, recipe) from error
     return replace(_classify(program, recipe), names=names_of(model))
 
@@ -106,23 +114,6 @@ def _with_lists(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
         del model.forward
         if had is not None:
             model.forward = had
-
-
-def share_states(exported: Sequence[Exported]) -> list[Exported]:
-    """The same graphs, with what one of them mutates a state in all: another may only read it."""
-    states = {_identity(constant): constant for one in exported for constant in one.states.values()}
-    found = []
-    for one in exported:
-        moved = {p: states[_identity(c)] for p, c in one.constants.items() if _identity(c) in states}
-        constants = {placeholder: c for placeholder, c in one.constants.items() if placeholder not in moved}
-        found.append(replace(one, constants=constants, states={**one.states, **moved}))
-    return found
-
-
-def _identity(constant: Constant) -> tuple:
-    """What tells a tensor from others: where it lies, if it has any bytes, and its name otherwise."""
-    tensor = constant.tensor
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if tensor.nbytes else (constant.name,)
 
 
 # ---- what to ask of torch.export -----------------------------------------------------------------------------------
@@ -181,20 +172,23 @@ def _composites_to_decompose() -> dict:
 def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
+    resolve_views(module)
     decompose(module)
     refuse_unsupported(module, recipe.where)
     inputs: dict[str, str] = {}
     tensors: dict[str, Constant] = {}
-    tables = {**program.state_dict, **program.constants}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             inputs[spec.arg.name] = spec.arg.name
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            tensors[spec.arg.name] = Constant(spec.target, tables[spec.target].detach())
+            kept = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
+            table = program.state_dict if kept else program.constants
+            tensors[spec.arg.name] = Constant(spec.target, table[spec.target].detach())
         else:
             raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
     by_target = {constant.name: placeholder for placeholder, constant in tensors.items()}
     mutated = _make_epilogues(module, signature.output_specs, by_target)
+    _refuse_unstorable(module, tensors, recipe)
     undeclared = sorted(name for name in mutated if name in inputs and not recipe.inputs[name].mutated)
     if undeclared:
         raise UnsupportedError(
@@ -210,6 +204,18 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
         _output_shapes(module, recipe, inputs),
         _structure(program, recipe),
     )
+
+
+def _refuse_unstorable(module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe) -> None:
+    held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
+    for position, node in enumerate(module.graph.output_node().args[0]):
+        held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
+    for what, kind in held.items():
+        if kind in _UNSTORABLE:
+            raise UnsupportedError(
+                f"{what} is {kind}".replace("torch.", ""), where=recipe.where, expected="a dtype of .safetensors files",
+                fix="make it complex64, or two tensors of its real and imaginary parts",
+            )  # fmt: skip
 
 
 def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Mapping[str, str]) -> set[str]:
@@ -300,6 +306,12 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
             "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
             got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
+        )  # fmt: skip
+    if "unresolved conjugated" in text:
+        return ExportError(
+            f"model: it takes apart, or writes through, a conjugate of a complex tensor{at}", where=recipe.where,
+            expected="conjugates that are tensors of their own where they are viewed as real, or written",
+            got=lines[0], fix="call .resolve_conj() on it first, and register complex buffers with .resolve_conj()",
         )  # fmt: skip
     if "data-dependent" in text or "unbacked" in text or type(error).__name__ == "GuardOnDataDependentSymNode":
         return ExportError(

@@ -1,33 +1,60 @@
-"""Tensors that a model changes although they are neither inputs nor registered buffers: found, and refused by name.
+"""What a model changes from call to call although it is neither an input nor a registered buffer: found, and refused
+by name.
 
-torch.export takes such a tensor for a constant: what a call writes there is refused without its name, or lost.
+torch.export takes such tensors and values for constants: what a call writes there is refused without its name, or lost.
 """
 
-import inspect
-from collections.abc import Iterator
+import copy
+import logging
+from collections.abc import Iterator, Mapping
 
+import numpy
 import torch
+from torch.utils import _pytree
 
+from aotair_runtime.golden import compare
+
+from .aliases import overlap, shared_memory
 from .errors import ModelError, UnsupportedError, user_frame
+from .held import PLAIN, Held, held
 from .original import Original
 from .recipe import Recipe
 from .samples import random_inputs
 
-_DEPTH = 6  # attributes of attributes
+log = logging.getLogger("aotair")
 
 
 def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
-    """Raises UnsupportedError where a call of the entry point leaves such a tensor with another value, and ModelError
-    where the call itself fails.
+    """Raises UnsupportedError where a call of the entry point leaves a tensor with another value, or a plain value on
+    which its outputs depend, and ModelError where the call itself fails.
 
     Two calls are made: what the first one makes and the second one leaves alone is a constant made late.
     """
-    original, seen = Original(model, recipe), {}
-    inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
-    for _ in range(2):
-        before = seen
+    calls = _Calls(model, recipe)
+    first = calls.make()
+    calls.reset()
+    tensors, values = _tensors(model), _values(model)
+    second = calls.make()
+    after, now = _tensors(model), _values(model)
+    calls.reset()
+    _refuse_tensors(model, recipe, [name for name in after if after[name] != tensors.get(name)])
+    changed = [path for path in now | values if _text(now.get(path)) != _text(values.get(path))]
+    if changed:
+        _refuse_values(calls, recipe, {path: now[path] for path in changed if path in now}, changed, [first, second])
+
+
+class _Calls:
+    """Calls of one entry point with the same inputs, from the buffers' first values."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe):
+        self._original, self._recipe = Original(model, recipe), recipe
+        self._inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
+
+    def make(self) -> list:
+        """The leaves of what a call returns, and what it leaves in the buffers, copied."""
+        recipe = self._recipe
         try:
-            original({name: tensor.clone() for name, tensor in inputs.items()})
+            result = self._original.call({name: tensor.clone() for name, tensor in self._inputs.items()})
         except UnsupportedError as error:  # of an op's host kernel
             raise UnsupportedError(
                 error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
@@ -40,50 +67,132 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
                 where=recipe.where, expected=f"{recipe.method} to take random inputs of the smallest bucket",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error  # fmt: skip
-        seen = {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
-    original.reset()
-    changed = sorted(name for name in seen if seen[name] != before.get(name))
-    if changed:
-        raise UnsupportedError(
-            f"the model changes {', '.join(changed[:5])}{' …' if changed[5:] else ''}, which outlives the call",
-            where=recipe.where, expected="registered buffers, which become state, and mutated inputs",
-            fix=f"make it a buffer (self.register_buffer({changed[0].rpartition('.')[2]!r}, …)), or an input with "
-            "mutated: true",
-        )  # fmt: skip
+        leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in _pytree.tree_leaves(result)]
+        return leaves + [buffer.clone() for buffer in self._original.buffers().values()]
+
+    def reset(self) -> None:
+        self._original.reset()
+
+
+# ---- tensors -------------------------------------------------------------------------------------------------------
 
 
 def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in attributes, lists and dicts of a model and of what it holds, by path, but for its parameters and
     buffers; each once."""
-    known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    stack: list[tuple[str, object, int]] = [(name, module, 0) for name, module in model.named_modules()]
-    while stack:
-        path, value, depth = stack.pop()
-        if isinstance(value, torch.Tensor):
-            if id(value) not in known:
-                known.add(id(value))
-                yield path, value
-            continue
-        if depth > _DEPTH or (depth and id(value) in known):
-            continue
-        known.add(id(value))
-        stack += [(f"{path}{name}".lstrip("."), child, depth + 1) for name, child in _children(value)]
+    yield from ((item.path, item.value) for item in held(model) if isinstance(item.value, torch.Tensor))
 
 
-def _children(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", child) for key, child in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{number}]", child) for number, child in enumerate(value))
-    elif isinstance(value, torch.nn.Module):
-        own = ("_parameters", "_buffers", "_modules")
-        yield from ((f".{name}", child) for name, child in vars(value).items() if name not in own and _held(child))
-    elif _held(value) and hasattr(value, "__dict__"):
-        yield from ((f".{name}", child) for name, child in vars(value).items())
+def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
 
 
-def _held(value: object) -> bool:
-    """Whether something that a model holds may hold tensors of its own: not code, and not another module, which has
-    its own turn."""
-    code = inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
-    return not (code or isinstance(value, (torch.nn.Module, str, bytes, int, float, torch.dtype, torch.device)))
+def _refuse_tensors(model: torch.nn.Module, recipe: Recipe, changed: list[str]) -> None:
+    tensors = dict(hidden_tensors(model))
+    for name in sorted(changed):
+        for other, buffer in model.named_buffers():
+            if overlap(tensors[name], buffer):
+                raise shared_memory(other, name, recipe.where)
+    if changed:
+        raise UnsupportedError(
+            f"the model changes {_some(changed)}, which outlives the call",
+            where=recipe.where, expected="registered buffers, which become state, and mutated inputs",
+            fix=f"make it a buffer (self.register_buffer({min(changed).rpartition('.')[2]!r}, …)), or an input with "
+            "mutated: true",
+        )  # fmt: skip
+
+
+# ---- plain values --------------------------------------------------------------------------------------------------
+
+
+def _values(model: torch.nn.Module) -> dict[str, Held]:
+    return {item.path: _kept(item) for item in held(model) if not isinstance(item.value, torch.Tensor)}
+
+
+def _kept(item: Held) -> Held:
+    """With its value as it is now."""
+    changes = isinstance(item.value, (numpy.ndarray, bytearray))
+    return Held(item.path, copy.copy(item.value) if changes else _count(item.value), item.holder, item.key)
+
+
+def _count(value: object) -> object:
+    return repr(value) if type(value).__name__ == "count" else value
+
+
+def _text(item: Held | None) -> str:
+    """Equal for equal values: NaN is itself, and 1 is not True. Nothing where there is none."""
+    if item is None:
+        return ""
+    value = item.value
+    shown = (value.dtype, value.shape, value.tobytes()) if isinstance(value, numpy.ndarray) else repr(value)
+    return f"{type(value).__name__} {shown}"
+
+
+def _refuse_values(
+    calls: _Calls, recipe: Recipe, values: Mapping[str, Held], changed: list[str], outputs: list[list]
+) -> None:
+    """Raises UnsupportedError where an output depends on a value that the model changes, as far as other values can
+    show: those of the next calls, and some that are far off."""
+    outputs = [*outputs, *_with_other_values(calls, values)]
+    names = sorted(set(map(_short, changed)))
+    if all(_equal(outputs[0], other) for other in outputs[1:]):
+        log.info("the model changes %s at each call; no output was seen to depend on it", _some(names))
+        return
+    raise UnsupportedError(
+        f"the model changes {_some(names)} at each call, and its outputs depend on that", where=recipe.where,
+        expected="Python values that stay as they are: a program holds them as constants",
+        fix=f"make {names[0]} a buffer, a tensor that is changed in place (self.register_buffer("
+        f"{names[0].rpartition('.')[2]!r}, …)), or an input of the model",
+    )  # fmt: skip
+
+
+def _with_other_values(calls: _Calls, values: Mapping[str, Held]) -> Iterator[list | None]:
+    """What calls return where the values are others; None where a call then fails."""
+    for item in values.values():
+        for other in _others(item.value) if item.holder is not None else ():
+            before = item.holder[item.key]
+            item.holder[item.key] = other
+            try:
+                calls.reset()
+                yield calls.make()
+            except ModelError:
+                yield None
+            finally:
+                item.holder[item.key] = before
+    calls.reset()
+    yield calls.make()
+    calls.reset()
+
+
+def _others(value: object) -> tuple:
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return (0, value + 1_000)
+    if isinstance(value, float):
+        return (0.0, 2 * value + 1_000)
+    return ("",) if isinstance(value, str) else ()
+
+
+def _equal(a: list, b: list | None) -> bool:
+    if b is None or len(a) != len(b):
+        return False
+    return all(
+        compare(x, y, 0, 0)[1]
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+        else type(x) is type(y) and (not isinstance(x, PLAIN) or repr(x) == repr(y))
+        for x, y in zip(a, b)
+    )
+
+
+def _some(names: list[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:5]) + (" …" if names[5:] else "")
+
+
+def _short(path: str) -> str:
+    """The name of what holds a value: of `len(log)` and of `log[3]`, `log`."""
+    path = path.removeprefix("len(").removesuffix(")")
+    while path.endswith("]"):
+        path = path.rpartition("[")[0]
+    return path

@@ -11,10 +11,12 @@ from aotair_runtime.schema import Constant
 @dataclass(frozen=True)
 class Names:
     """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `derived`: the
-    tensors that the build computed from a checkpoint's."""
+    tensors that the build computed from a checkpoint's. `registered`: what the model calls its parameters and buffers,
+    persistent or not."""
 
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
 
     def group(self, name: str) -> tuple[str, ...]:
         """All names of the tensor that goes by `name`."""
@@ -41,14 +43,18 @@ def names_of(model: torch.nn.Module) -> Names:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and name not in derived:
             places.setdefault(_place(tensor), []).append(name)
-    for name, buffer in model.named_buffers():  # one that is not persistent may be a weight by another name
+    registered = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    # One that is not persistent may be a weight by another name.
+    for name, buffer in model.named_buffers(remove_duplicate=False):
         group = places.get(_place(buffer), [name])
         group += [] if name in group else [name]
-    return Names({name: tuple(group) for group in places.values() for name in group}, derived)
+        registered.add(name)
+    tied = {name: tuple(group) for group in places.values() for name in group}
+    return Names(tied, derived, frozenset(registered))
 
 
 def _place(tensor: torch.Tensor) -> tuple:
     """Equal for two tensors of the same memory: those are tied, whether they are one object or not."""
     if not tensor.numel() or tensor.is_meta:
         return (id(tensor),)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())

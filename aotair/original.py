@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils import _pytree
 
+from .graph.resolve import resolved
 from .recipe import Recipe
 
 
@@ -30,7 +31,7 @@ class Original:
     def __init__(self, model: torch.nn.Module, recipe: Recipe):
         self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
         self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._buffers = {name: _once(buffer).clone() for name, buffer in model.named_buffers()}
 
     def __call__(
         self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
@@ -42,15 +43,27 @@ class Original:
         self.reset()
         for name, value in (states or {}).items():
             self.buffers()[name].copy_(value)
+        leaves = _pytree.tree_leaves(self.call(inputs))
+        return [resolved(leaf).clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def call(self, inputs: Mapping[str, torch.Tensor]) -> object:
+        """What the model returns, with its buffers as they are."""
         with torch.no_grad(), calling(self._model, self._method) as model:
             given = {name: inputs[name] for name in self._names}
-            result = model(**given | {name: given[name].tolist() for name in self._lists})
-        return [leaf.clone() for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            return model(**given | {name: given[name].tolist() for name in self._lists})
 
     def reset(self) -> None:
         """Give every buffer the value it had at first."""
         for name, buffer in self._model.named_buffers():
-            buffer.copy_(self._buffers[name])
+            _once(buffer).copy_(self._buffers[name])
 
     def buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._model.named_buffers())
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """What of an expanded tensor is memory of its own: to that alone can be written."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

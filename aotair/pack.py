@@ -4,17 +4,20 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
+import torch
 
 from aotair_runtime import codec
-from aotair_runtime.artifact import digest
+from aotair_runtime.artifact import Artifact, digest, open_artifact
+from aotair_runtime.errors import ArtifactError
 from aotair_runtime.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
 
-from .errors import RecipeError
+from .errors import InternalError, RecipeError
+from .graph.resolve import resolved
 from .program import Built
 from .prove import Proved
 
@@ -33,20 +36,36 @@ def written_aside(out: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def pack(built: Built, proved: Proved, report: str, folder: Path) -> Program:
-    """Write the artifact's files into `folder`; returns the program as written."""
-    safetensors.torch.save_file(dict(built.weights), folder / WEIGHTS_FILE)
-    golden = {name: tensor.contiguous().clone() for name, tensor in proved.golden.items()}
-    safetensors.torch.save_file(golden, folder / GOLDEN_FILE)
-    files = []
-    for name in (WEIGHTS_FILE, GOLDEN_FILE):
-        file = folder / name
-        os.chmod(file, 0o644)
-        files.append(File(name, file.stat().st_size, digest(file)))
-    program = replace(proved.program, files=tuple(files))
+def lay_down(built: Built, folder: Path) -> Artifact:
+    """Write the program, unproved, and its weights into `folder`; returns what a node would read there, which is what
+    has to be proved."""
+    weights = _written(built.weights, folder / WEIGHTS_FILE)
+    (folder / PROGRAM_FILE).write_bytes(codec.dump(replace(built.program, files=(weights,))))
+    try:
+        return open_artifact(folder)
+    except ArtifactError as error:
+        raise InternalError(f"the program that was written cannot be read: {error}") from error
+
+
+def pack(proved: Proved, report: str, folder: Path) -> Program:
+    """Complete the artifact that `lay_down` began and that was proved; returns the program as written."""
+    golden = _written(proved.golden, folder / GOLDEN_FILE)
+    program = replace(proved.program, files=(*proved.program.files, golden))
     (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
     (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
+
+
+def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
+    """The file with these tensors; those that look at the same memory are written apart."""
+    own, seen = {}, set()
+    for name, tensor in tensors.items():
+        memory, plain = tensor.untyped_storage().data_ptr(), resolved(tensor).contiguous()
+        own[name] = plain.clone() if memory in seen and plain.nbytes else plain
+        seen.add(memory)
+    safetensors.torch.save_file(own, file)
+    os.chmod(file, 0o644)
+    return File(file.name, file.stat().st_size, digest(file))
 
 
 def _check_target(out: Path) -> None:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -18,8 +17,8 @@ from aotair_runtime.settings import Settings
 from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError
+from .graph.resolve import resolved
 from .original import Original
-from .program import Built
 from .recipe import Recipe
 from .samples import poisoned, poisons, random_inputs, random_states, read_samples
 
@@ -34,15 +33,18 @@ class Proved:
     golden: Mapping[str, torch.Tensor]
 
 
-def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Callable[[int, int], None]) -> Proved:
-    """Raises ProofError at the first bucket that is wrong or whose padding is not neutral."""
-    constants = tuple(built.weights[constant.name] for constant in built.program.constants)
+def prove(
+    artifact: Artifact, original: torch.nn.Module, recipe: Recipe, progress: Callable[[int, int], None]
+) -> Proved:
+    """Raises ProofError at the first bucket that is wrong or whose padding is not neutral. `artifact` is what was
+    written: what the build holds in memory may be right where the file is not."""
+    program = artifact.program
     golden: dict[str, torch.Tensor] = {}
-    total, done, entries = sum(len(entry.buckets) for entry in built.program.entry_points), 0, []
+    total, done, entries = sum(len(entry.buckets) for entry in program.entry_points), 0, []
     # All before the first call: each remembers the first values of the buffers that it puts back.
     originals = [Original(original, one) for one in recipe.entries()]
-    with on_host(Artifact(Path(recipe.name), built.program, constants)) as model:
-        for one, first, entry in zip(recipe.entries(), originals, built.program.entry_points, strict=True):
+    with on_host(artifact) as model:
+        for one, first, entry in zip(recipe.entries(), originals, program.entry_points, strict=True):
             prover = _Prover(one, entry, model, first, golden)
             buckets = []
             for number, bucket in enumerate(entry.buckets):
@@ -52,14 +54,16 @@ def prove(built: Built, original: torch.nn.Module, recipe: Recipe, progress: Cal
             prover.samples()
             entries.append(replace(entry, buckets=tuple(buckets)))
     progress(total, total)
-    return Proved(replace(built.program, entry_points=tuple(entries)), golden)
+    return Proved(replace(program, entry_points=tuple(entries)), golden)
 
 
-def on_host(artifact: Artifact) -> Model:
-    """The artifact on this machine's CPU, whatever device it is built for."""
+def on_host(artifact: Artifact, **options: bool) -> Model:
+    """The artifact on this machine's CPU, whatever device it is built for; `options` are those of a load, by default a
+    recipe's, but that outputs are copies."""
     namespaces = tuple({op.name.partition("::")[0] for op in artifact.program.ops})  # the recipe's own model uses them
     limit = sys.maxsize  # the budget is for the node
-    settings = Settings(enable_output_clone=True, memory_budget=limit, allow_namespaces=namespaces)
+    chosen = {"enable_output_clone": True} | options
+    settings = Settings(memory_budget=limit, allow_namespaces=namespaces, **chosen)
     return Model(artifact, open_device("cpu"), settings)
 
 
@@ -104,7 +108,7 @@ class _Prover:
     def _reference(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         outputs, buffers = self._original(inputs, states), self._original.buffers()
-        return self._run(outputs, inputs, {name: buffers[name].clone() for name in self._model.state})
+        return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
     def _replay(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}

@@ -6,6 +6,7 @@ import torch
 
 from aotair_runtime.schema import Constant
 
+from .graph.resolve import resolved
 from .names import Names
 
 
@@ -21,7 +22,7 @@ class DistinctTensors:
 
     def name_of(self, name: str, tensor: torch.Tensor) -> str:
         """The name under which a tensor with these contents is stored: its first, unless an equal one came before."""
-        tensor = tensor.detach().contiguous()
+        tensor = resolved(tensor.detach()).contiguous()
         group, kind = self._model.group(name), self._model.kind(name)
         apart = group if kind == "weight" and not self._share else ()
         key = (kind, apart, tensor.dtype, tuple(tensor.shape), _digest(tensor))

@@ -6,6 +6,8 @@ steps is a model.
 """
 
 import random
+import tempfile
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -199,6 +201,7 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
     from aotair import passes
     from aotair.errors import ExportError, UnsupportedError
     from aotair.export import export
+    from aotair.pack import lay_down
     from aotair.passes.observer import Observer
     from aotair.program import build_program
     from aotair.prove import prove
@@ -221,17 +224,16 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
     if sum(record.rewrites for record in again.records) or len(exported.module.graph.nodes) != before:
         return f"a second run changed something: {again.records}"
     built = build_program([exported], parsed, lambda *_: None)
-    try:
-        proved = prove(built, model, parsed, lambda *_: None)
-    except AotairError as error:
-        return str(error)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            proved = prove(lay_down(built, Path(folder)), model, parsed, lambda *_: None)
+        except AotairError as error:
+            return str(error)
     return replay(proved, built, device, replays) if device != "cpu" else ""
 
 
 def replay(proved, built, device: str, replays) -> str:
     """The golden inputs on a device, in every context that `replays` gives."""
-    from pathlib import Path
-
     from aotair_runtime.artifact import Artifact
     from aotair_runtime.devices import open_device
     from aotair_runtime.golden import compare, take_changed

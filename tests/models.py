@@ -250,6 +250,24 @@ class Accumulates(nn.Module):
         return torch.ops.aotairtest.accumulate(self.seen, y) + total
 
 
+class WritesClones(nn.Module):
+    """A custom op that writes into clones: of an input, a weight, a state and intermediates, each used again or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(3, 4))
+        self.weight = nn.Parameter(torch.full((3, 4), 0.5))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor):
+        accumulate, results = torch.ops.aotairtest.accumulate, []
+        last, once = x * 3, x.sin()
+        for source in (x, x, self.weight, self.weight, self.seen, total, last, last, once):
+            y = source.clone()
+            results.append(accumulate(y, x) + y)
+        accumulate(total, self.weight.clone())
+        return (*results, last)
+
+
 class NpuBlock(nn.Module):
     """Ops of torch_npu as a model for Ascend calls them, with a cache that is written through one of them."""
 

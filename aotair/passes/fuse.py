@@ -58,7 +58,9 @@ class _Fuser:
             if isinstance(planned, Replacement):
                 self.left.pop(maker, None)
                 if self._edits.may(maker, f"fused: {self._rule.says}"):
-                    self.relaid |= _replace(match, outputs, planned)
+                    made, relaid = _replace(match, outputs, planned)
+                    self._around.adopt(made, outputs)
+                    self.relaid |= relaid
                 return
             reasons.append(planned)
         reason = reasons[0] if reasons else nearest(failed, node)
@@ -95,16 +97,17 @@ def _maker(node: Node) -> Node:
     return node
 
 
-def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> bool:
-    """Put the replacement in; says whether a result has other strides than what it stands for."""
+def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> tuple[list[Node], bool]:
+    """Put the replacement in; gives its nodes, and whether a result has other strides than what it stands for."""
     before = [node.meta["val"] for node in outputs]
     trace = outputs[0].meta.get("stack_trace")
     results = planned.module.graph.output_node().args[0]
     after = [node.meta["val"] for node in (results if isinstance(results, (tuple, list)) else [results])]
-    for node in graft(match, planned.module, planned.args):
+    made = list(graft(match, planned.module, planned.args))
+    for node in made:
         if trace is not None:
             node.meta["stack_trace"] = trace
-    return not all(statically_known_true(sym_eq(old.stride(), new.stride())) for old, new in zip(before, after))
+    return made, not all(statically_known_true(sym_eq(old.stride(), new.stride())) for old, new in zip(before, after))
 
 
 def _results_differ(outputs: Sequence[Node], planned: Replacement) -> str | None:
@@ -164,6 +167,15 @@ class _Surroundings:
             if isinstance(arg, Node) and self._position[self._known(arg)] > first:
                 return f"{arg.name} is computed after the first of its results"
         return None
+
+    def adopt(self, made: Sequence[Node], outputs: Sequence[Node]) -> None:
+        """The nodes of a replacement stand where the first of the outputs stood."""
+        first = min(outputs, key=lambda node: self._position[self._known(node)])
+        known = self._known(first)
+        for node in made:
+            self._position[node], self._region[node] = self._position[known], self._region[known]
+            if known in self._label:
+                self._label[node] = self._label[known]
 
     @staticmethod
     def unfit(planned: Replacement) -> str | None:

@@ -15,7 +15,6 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         edits.skipped("the graph has several streams")
         return
     uses = Uses(module.graph)
-    returned = list(module.graph.output_node().args[0])
     for node in list(module.graph.nodes):
         if (form := form_of(node)) is not None:
             _multi_output(module.graph, node, form, uses, edits)
@@ -23,7 +22,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         overload = inplace_overload(node.target)
         if overload is None or not isinstance(node.args[0], Node):
             continue
-        why = _why_not(node, node.args[0], uses, returned)
+        why = _why_not(node, node.args[0], uses)
         if not edits.target.runs(overload):
             why = f"{edits.target.kind} has no kernel for {overload}"
         if why:
@@ -48,8 +47,8 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, edits: Ed
         to_inplace(graph, node, overload, mutated)
 
 
-def _why_not(node: Node, target: Node, uses: Uses, returned: list[Node]) -> str:
-    if returned.count(node) > 1:
+def _why_not(node: Node, target: Node, uses: Uses) -> str:
+    if list(node.graph.output_node().args[0]).count(node) > 1:
         return "the result is returned more than once"
     return _why_not_written(node, target, uses) or why_not_over(node, target)
 

@@ -1,15 +1,16 @@
 """Remove ops that return their input unchanged: same values, dtype, shape and strides.
 
-Left alone: anything whose input shares memory with a tensor that the graph writes to, because there a copy separates
-the old value from the new one.
+Left alone: anything whose input, or whose result, shares memory with a tensor that the graph writes to, because there a
+copy separates the old value from the new one. Unless it is an intermediate that nobody uses after it was copied.
 """
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
-from ..graph.alias import root, written_roots
+from ..graph.alias import Uses, written_roots
 from .edits import Edits
+from .streams import labels
 
 _aten = torch.ops.aten
 # Ops that hand on the values of an argument; whether they change anything else is seen from the layouts.
@@ -34,7 +35,8 @@ _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
-    written = written_roots(module.graph)
+    one_stream = not any(labels(module.graph).values())
+    written, uses = written_roots(module.graph), Uses(module.graph)
     for node in list(module.graph.nodes):
         if (
             node.target not in _SAME_VALUES
@@ -43,11 +45,18 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         ):
             continue
         source = node.args[_source(node)]
-        if root(source) in written:
+        owner, mine = uses.root(source), uses.root(node)
+        dies = one_stream and owner.op != "placeholder" and uses.last(source) <= uses.position[node]
+        if owner in written:
             edits.declined(node, f"the memory of {source.name} is written elsewhere")
+        elif mine in written and not dies:
+            edits.declined(node, f"it is written into, and {source.name} is not to change")
         elif edits.may(node, "changes nothing"):
             node.replace_all_uses_with(source)
             module.graph.erase_node(node)
+            uses.merge(node, source)
+            if mine in written:
+                written.add(uses.root(source))
 
 
 def _source(node: Node) -> int:

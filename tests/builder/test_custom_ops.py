@@ -36,6 +36,20 @@ def test_auto_functionalised_ops_are_decomposed_whatever_is_switched_off(tmp_pat
     torch.testing.assert_close(model.state["seen"], reference.seen)
 
 
+@pytest.mark.parametrize("noops", [True, False])
+def test_what_an_op_writes_into_a_clone_stays_there(tmp_path, noops):
+    given = recipe("WritesClones", {"x": SHAPE, "total": SHAPE | {"mutated": True}})
+    given["config"] = {"experimental_config": {"remove_noop_ops": noops}}
+    model = aotair.load(aotair.build(given, tmp_path / "x.aotair"), allow_namespaces=["aotairtest"])
+    reference = models.WritesClones()
+    mine, theirs = torch.ones(3, 4), torch.ones(3, 4)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        before = x.clone()
+        torch.testing.assert_close(list(model(x, mine)), list(reference(x, theirs)))
+        torch.testing.assert_close((mine, x), (theirs, before))
+
+
 # ---- several results -------------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("aotairtest", "FRAGMENT")

@@ -1,0 +1,187 @@
+"""What a model changes though nobody registered it: values on which outputs depend, and those that do no harm."""
+
+import collections
+import itertools
+from dataclasses import dataclass, field
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import aotair
+from aotair.errors import UnsupportedError
+
+X = {"x": {"shape": [2, 3], "dtype": "float32"}}
+
+
+@dataclass(slots=True)
+class Slotted:
+    steps: int = 0
+
+
+@dataclass
+class Holder:
+    steps: int = 0
+    seen: list = field(default_factory=list)
+
+
+class Base(nn.Module):
+    steps = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.n, self.scale, self.turn, self.mode, self.maybe = 0, 1.0, False, "a", None
+        self.log, self.table, self.names = [], {}, set()
+        self.queue, self.counter = collections.deque([1, 2, 3]), itertools.count()
+        self.deep, self.slotted, self.array = {"a": [Holder()]}, Slotted(), numpy.zeros(2)
+        self.aside = [nn.ReLU()]
+
+
+def _number(self, x):
+    self.n += 1
+    return x + self.n
+
+
+def _scale(self, x):
+    self.scale *= 0.5
+    return x * self.scale
+
+
+def _turns(self, x):
+    self.turn = not self.turn
+    return x if self.turn else -x
+
+
+def _text(self, x):
+    self.mode = "b" if self.mode == "a" else "a"
+    return x * len({"a": [1], "b": [1, 2]}[self.mode])
+
+
+def _grows(self, x):
+    self.log.append(1.0)
+    return x + len(self.log)
+
+
+def _grows_a_dict(self, x):
+    self.table[len(self.table)] = "x"
+    return x + len(self.table)
+
+
+def _grows_a_set(self, x):
+    self.names.add(len(self.names))
+    return x + len(self.names)
+
+
+def _rotates(self, x):
+    self.queue.rotate(1)
+    return x + self.queue[0]
+
+
+def _counts(self, x):
+    return x + next(self.counter)
+
+
+def _deep(self, x):
+    self.deep["a"][0].steps += 1
+    return x + self.deep["a"][0].steps
+
+
+def _slots(self, x):
+    self.slotted.steps += 1
+    return x + self.slotted.steps
+
+
+def _array(self, x):
+    self.array[1] += 1
+    return x + float(self.array[1])
+
+
+def _of_the_class(self, x):
+    type(self).steps += 1
+    return x + type(self).steps
+
+
+def _of_a_layer(self, x):
+    self.linear.uses = getattr(self.linear, "uses", 0) + 1
+    return self.linear(x) + self.linear.uses
+
+
+def _unregistered(self, x):
+    self.aside[0].uses = getattr(self.aside[0], "uses", 0) + 1
+    return x + self.aside[0].uses
+
+
+def _later(self, x):
+    self.n += 1
+    return x if self.n < 100 else -x
+
+
+HARMFUL = {
+    "n": _number, "scale": _scale, "turn": _turns, "mode": _text, "log": _grows, "table": _grows_a_dict,
+    "names": _grows_a_set, "queue": _rotates, "counter": _counts, "deep['a'][0].steps": _deep,
+    "slotted.steps": _slots, "array": _array, "steps": _of_the_class, "linear.uses": _of_a_layer,
+    "aside[0].uses": _unregistered, "n ": _later,
+}  # fmt: skip
+
+
+def _statistics(self, x):
+    self.n += 1
+    self.scale += x.shape[0]
+    self.turn = not self.turn
+    self.log.append(x.shape)
+    self.table[self.n] = "called"
+    self.deep["a"][0].seen.append(self.n)
+    return self.linear(x)
+
+
+def _made_late(self, x):
+    if self.maybe is None:
+        self.maybe = 3
+        self.log.append("made")
+    return x * self.maybe
+
+
+def _put_back(self, x):
+    self.n += 1
+    self.log.append(self.n)
+    y = x + len(self.log)
+    self.n -= 1
+    self.log.pop()
+    return y
+
+
+def _sometimes_says(self, x):
+    self.n += 1
+    if self.n % 10 == 0:
+        self.mode = f"{self.n} calls"
+    return x * 2
+
+
+HARMLESS = {"statistics": _statistics, "late": _made_late, "back": _put_back, "says": _sometimes_says}
+
+
+def make(name: str) -> nn.Module:
+    kind = type("Model", (Base,), {"forward": {**HARMFUL, **HARMLESS}[name]})
+    return kind()
+
+
+def recipe(name: str) -> dict:
+    return {"name": "hidden", "model": {"factory": f"{__file__}:make", "kwargs": {"name": name}}, "inputs": X}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_value_that_outputs_depend_on_is_refused_by_name(name, tmp_path):
+    with pytest.raises(UnsupportedError, match="at each call, and its outputs depend on that") as caught:
+        aotair.build(recipe(name), tmp_path / "a.aotair")
+    assert f"{name.strip()} at each call" in str(caught.value).replace("Model.", "").replace("Base.", "")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_value_that_does_no_harm_is_left_alone(name, tmp_path):
+    torch.manual_seed(0)  # as the build has it
+    original, x = make(name), torch.randn(2, 3)
+    with aotair.load(aotair.build(recipe(name), tmp_path / "a.aotair"), enable_output_clone=True) as model:
+        for _ in range(3):
+            torch.testing.assert_close(model(x), original(x))

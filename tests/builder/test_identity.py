@@ -1,0 +1,271 @@
+"""Which tensors of several entry points are one, whatever export calls them; and the proof of what was written."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import aotair
+from aotair import pack
+from aotair.errors import InternalError, ProofError, UnsupportedError
+from aotair_runtime.artifact import read_program
+from aotair_runtime.entry import Entry
+from aotair_runtime.errors import CaptureError
+
+X = {"x": {"shape": [3, 3], "dtype": "float32"}}
+
+
+def entries(model: str, *methods: str) -> dict:
+    points = {method: {"method": method, "inputs": X} for method in methods}
+    return {"name": model.lower(), "model": {"factory": f"{__file__}:{model}"}, "entry_points": points}
+
+
+class Literals(nn.Module):
+    """Literals of one name, different values, shapes and dtypes, some of them equal to what the model registers."""
+
+    def __init__(self, persistent: bool = True):
+        super().__init__()
+        self.register_buffer("y", torch.tensor([4.0, 5.0, 6.0]), persistent=persistent)
+        self.plain = torch.tensor([7.0, 7.0, 7.0])
+
+    def a(self, x):
+        return x * torch.tensor([1.0, 2.0, 3.0]) + self.y
+
+    def b(self, x):
+        return x * torch.tensor([4.0, 5.0, 6.0]) * torch.tensor([7.0, 7.0, 7.0])
+
+    def c(self, x):
+        return x[:, :2] * torch.tensor([9, 8]) + self.plain[:2]
+
+    def d(self, x):
+        return x + torch.tensor(2.5) - torch.tensor([], dtype=torch.float64).sum()
+
+
+class Unsaved(Literals):
+    """The same, with a buffer that is not persistent: a constant of the code, as the literals are."""
+
+    def __init__(self):
+        super().__init__(persistent=False)
+
+
+class Impostors(nn.Module):
+    """Registered under the names that torch.export gives to literals."""
+
+    def __init__(self):
+        super().__init__()
+        self.lifted_tensor_0 = nn.Parameter(torch.tensor([7.0, 8.0, 9.0]))
+        self.c_lifted_tensor_0 = nn.Parameter(torch.full((3,), 0.5))
+        self.register_buffer("lifted_tensor_1", torch.full((3,), 3.0), persistent=False)
+
+    def a(self, x):
+        return x * torch.tensor([1.0, 2.0, 3.0]) + self.lifted_tensor_0 - self.c_lifted_tensor_0
+
+    def b(self, x):
+        return x * torch.tensor([5.0, 5.0, 6.0]) + torch.tensor([1.0, 9.0, 1.0])
+
+    def c(self, x):
+        return x * torch.tensor([5.0, 2.0, 6.0]) + self.lifted_tensor_0 * self.lifted_tensor_1
+
+    d = b
+
+
+class Tied(nn.Module):
+    """One memory under many names, kinds, shapes and dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.p = nn.Parameter(torch.arange(9.0).view(3, 3))
+        self.q = self.p
+        self.register_buffer("same", self.p.data)
+        self.register_buffer("turned", self.p.data.t())
+        self.register_buffer("bits", self.p.data.view(torch.int32))
+        self.register_buffer("unsaved", self.p.data, persistent=False)
+        self.plain, self.row = self.p.data, self.p.data[1]
+
+    def a(self, x):
+        return x @ self.p + self.same + self.turned
+
+    def b(self, x):
+        return x @ self.q + self.bits + self.unsaved + self.plain + self.row
+
+    def c(self, x):
+        return x @ self.plain + self.turned - self.same
+
+    d = a
+
+
+class Overlapping(nn.Module):
+    """Memory that is written, and read as another tensor, in the same entry point or another."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.pages = nn.Buffer(torch.zeros(3, 3))
+        self.copy = nn.Parameter(self.pages.clone())
+        self.tied = self.copy
+        if kind == "attribute":
+            self.page = self.pages[1]
+        elif kind == "parameter":
+            self.page = nn.Parameter(self.pages[1])
+        elif kind != "same":
+            self.page = nn.Buffer({"buffer": self.pages[1], "turned": self.pages.t()}[kind])
+        else:
+            self.page = self.pages
+
+    def a(self, x):
+        self.pages.copy_(x)
+        return x * 2 + self.copy
+
+    def b(self, x):
+        return x + self.page + self.tied
+
+    def both(self, x):
+        return self.a(x) + self.page
+
+
+class Apart(nn.Module):
+    """Registered tensors that lie in one storage, and share no byte of it."""
+
+    def __init__(self):
+        super().__init__()
+        both = torch.arange(18.0).view(2, 3, 3)
+        self.left, self.right = nn.Buffer(both[0]), nn.Buffer(both[1])
+        self.wide = nn.Buffer(torch.ones(1).expand(3, 3))
+        self.scale = nn.Parameter(torch.full((1,), 3.0).expand(3))
+
+    def a(self, x):
+        self.left.add_(1)
+        return x * self.left + self.right * self.wide * self.scale
+
+    b = c = d = a
+
+
+@pytest.mark.parametrize("model", [Literals, Unsaved, Impostors, Tied, Apart])
+def test_each_entry_point_computes_with_its_own_constants(model, tmp_path):
+    path = aotair.build(entries(model.__name__, *"abcd"), tmp_path / "a.aotair")
+    original = model()
+    with aotair.load(path, enable_output_clone=True) as loaded:
+        for method in "abcdabcd":
+            x = torch.randn(3, 3)
+            torch.testing.assert_close(getattr(loaded, method)(x), getattr(original, method)(x))
+
+
+def test_what_is_registered_keeps_its_name(tmp_path):
+    program = read_program(aotair.build(entries("Impostors", *"abc"), tmp_path / "a.aotair"))
+    kinds = {constant.name: constant.kind for constant in program.constants}
+    assert kinds["lifted_tensor_0"] == kinds["c_lifted_tensor_0"] == "weight"
+    assert kinds["lifted_tensor_1"] == "fixed" and "b.lifted_tensor_2" in kinds
+
+
+def test_the_same_bytes_whatever_comes_first(tmp_path):
+    one, two = (aotair.build(entries("Literals", *"abcd"), tmp_path / name) for name in ("a.aotair", "b.aotair"))
+    for file in ("program.msgpack", "weights.safetensors"):
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["attribute", "parameter", "buffer", "turned", "same"])
+@pytest.mark.parametrize("methods", [("a", "b"), ("b", "a"), ("both",)])
+def test_memory_that_is_written_and_shared_is_refused(kind, methods, tmp_path):
+    given = entries("Overlapping", *methods)
+    given["model"]["kwargs"] = {"kind": kind}
+    with pytest.raises(UnsupportedError, match=r"writes into (pages|page), whose memory (pages|page) shares"):
+        aotair.build(given, tmp_path / "a.aotair")
+
+
+def test_what_is_proved_is_what_was_written(tmp_path, monkeypatch):
+    """A fault that only the file has."""
+    save = pack.safetensors.torch.save_file
+    monkeypatch.setattr(
+        pack.safetensors.torch, "save_file", lambda tensors, file: save({n: t * 2 for n, t in tensors.items()}, file)
+    )
+    with pytest.raises(ProofError, match="is not the original model's"):
+        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
+    assert not list(tmp_path.iterdir())
+
+
+def _planted(error: Exception):
+    """A call that fails where inputs are used in place."""
+    replay = Entry._replay
+
+    def planted(self, *args):
+        if not self._settings.clone_input:
+            raise error
+        return replay(self, *args)
+
+    return planted
+
+
+@pytest.mark.parametrize(
+    "error, found, words",
+    [
+        (CaptureError("planted"), ProofError, r"cannot be used with clone_input=False.*: planted"),
+        (RuntimeError("planted"), InternalError, r"fails with clone_input=False.*: planted"),
+    ],
+)
+def test_a_way_of_loading_that_fails_fails_the_build(error, found, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(Entry, "_replay", _planted(error))
+    with pytest.raises(found, match=words):
+        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
+
+
+def test_a_way_of_loading_that_answers_otherwise_fails_the_build(tmp_path, monkeypatch):
+    replay = Entry._replay
+
+    def otherwise(self, *args):
+        outputs = replay(self, *args)
+        return outputs if self._settings.clone_input else [output + 1 for output in outputs]
+
+    monkeypatch.setattr(Entry, "_replay", otherwise)
+    with pytest.raises(ProofError, match="answers differently with clone_input=False"):
+        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
+
+
+class Mixed(nn.Module):
+    """Registered tensors, attributes and literals, tied, equal or views of one another at random, of all kinds."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        chooser = random.Random(seed)
+        made = [torch.ones(3, 3)]
+        for number in range(chooser.randint(1, 6)):
+            source, name = chooser.choice(made), f"t{number}"
+            how = (
+                source,
+                source.clone(),
+                source.t(),
+                source.clone().double(),
+                source[:1].expand(3, 3),
+                source.clone().view(torch.int32) if source.dtype == torch.float32 else source,
+                source.detach(),
+            )
+            made.append(chooser.choice(how))
+            kind = chooser.choice(("parameter", "buffer", "unsaved", "plain"))
+            if kind == "plain" or (kind == "parameter" and not made[-1].is_floating_point()):
+                setattr(self, name, made[-1])
+            elif kind == "parameter":
+                setattr(self, name, nn.Parameter(made[-1], requires_grad=False))
+            else:
+                self.register_buffer(name, made[-1], persistent=kind == "buffer")
+        self.reads = {method: chooser.sample(range(number + 1), chooser.randint(0, number + 1)) for method in "ab"}
+        self.literals = {method: [chooser.randint(0, 2) for _ in range(chooser.randint(0, 3))] for method in "ab"}
+
+    def a(self, x, method="a"):
+        for number in self.reads[method]:
+            x = x * 2 + getattr(self, f"t{number}")
+        for value in self.literals[method]:
+            x = x * 2 + torch.tensor([value] * 3)
+        return x - 1
+
+    def b(self, x):
+        return self.a(x, "b")
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_random_models_are_written_as_they_are_read(share, tmp_path):
+    for seed in range(12):
+        given = entries("Mixed", "a", "b")
+        given["model"] |= {"kwargs": {"seed": seed}, "share_equal_weights": share}
+        original, x = Mixed(seed), torch.randn(3, 3)
+        with aotair.load(aotair.build(given, tmp_path / "a.aotair"), enable_output_clone=True) as loaded:
+            torch.testing.assert_close(loaded.a(x), original.a(x), msg=str(seed))
+            torch.testing.assert_close(loaded.b(x), original.b(x), msg=str(seed))
