@@ -39,6 +39,10 @@ def _host_ops() -> None:
 _runtime_ops.provide(("npu", "air"), _host_ops)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'aotair' has no attribute {name!r}")

@@ -19,6 +19,7 @@ from .export import Exported, export
 from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
 from .identity import unified
+from .imports import importing_from
 from .like import built_like
 from .origin import origin_of
 from .pack import lay_down, pack, written_aside
@@ -123,7 +124,7 @@ def build_with_summary(
     with clock.stage("recipe"):
         recipe = _as_recipe(recipe)
         target = Path(out) if out is not None else Path(f"{recipe.name}.aotair")
-    with written_aside(target) as folder:
+    with importing_from(recipe.folder), written_aside(target) as folder:
         observer = Observer(Target(recipe.target.device), _dump_folder(recipe), bisection.max_rewrites)
         with clock.stage("model"):
             model, rules = load_model(recipe), load_rules(recipe)
@@ -208,13 +209,14 @@ def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimise
     with clock.stage("recipe"):
         recipe = _as_recipe(recipe)
         observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
-    with clock.stage("model"):
-        model, rules = load_model(recipe), load_rules(recipe)
-        quantize(model, recipe)
-    with clock.stage("export"):
-        exported = _exported(model, recipe, observer)
-    with clock.stage("passes"):
-        _apply_passes(exported, recipe, observer, rules)
+    with importing_from(recipe.folder):
+        with clock.stage("model"):
+            model, rules = load_model(recipe), load_rules(recipe)
+            quantize(model, recipe)
+        with clock.stage("export"):
+            exported = _exported(model, recipe, observer)
+        with clock.stage("passes"):
+            _apply_passes(exported, recipe, observer, rules)
     return _Optimised(recipe, exported, observer, rules)
 
 

@@ -188,6 +188,7 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
 @main.command()
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--recipe", type=click.Path(path_type=Path), required=True, help="The recipe whose buckets to choose.")
+@click.option("--entry", help="The entry point, in a recipe of several.")
 @click.option("--most", type=click.IntRange(1, 1024), default=16, show_default=True, help="Buckets at the most.")
 @click.option("--captures", type=click.IntRange(1), metavar="N", help="Captures that the device has for the model.")
 @click.option("--memory", type=click.IntRange(1), metavar="BYTES", help="Arena at the most; needs --artifact.")
@@ -198,11 +199,11 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
 @click.option("--seconds-per-bucket", type=float, metavar="S", help="What a build spends on one bucket.")
 @click.option("--write", is_flag=True, help="Write them into RECIPE; all else in the file stays.")
 @_JSON
-def buckets(trace: Path, recipe: Path, write: bool, as_json: bool, **limits) -> None:
+def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: bool, **limits) -> None:
     """Choose the buckets that pad least for the shapes in TRACE: JSON lines or CSV, a key for each dimension, count."""
     from .report.buckets import Wanted, chosen, written
 
-    found = chosen(trace, recipe, Wanted(**limits))
+    found = chosen(trace, recipe, Wanted(**limits), entry)
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
     if write:
         written(recipe, found)
@@ -210,13 +211,22 @@ def buckets(trace: Path, recipe: Path, write: bool, as_json: bool, **limits) -> 
 
 
 @main.command()
-@click.argument("factory")
+@click.argument("factory", required=False)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
-def init(factory: str, out: Path | None) -> None:
+@click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="For FACTORY; the value is YAML.")
+@click.option("--example", metavar="NAME", help="Instead: copy a recipe that comes with aotair, and its model, here.")
+def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
     """Write a first recipe for FACTORY (package:callable or file.py:callable) from its model's signature."""
-    from .scaffold import first_recipe
+    from .scaffold import first_recipe, read_kwargs
+    from .shipped import copy_example
 
-    text = first_recipe(factory)
+    if (factory is None) == (example is None):
+        raise click.UsageError("give a factory, or --example NAME")
+    if example is not None:
+        for file in copy_example(example, out or Path.cwd()):
+            click.echo(f"wrote {file}", err=True)
+        return
+    text = first_recipe(factory, read_kwargs(kwargs))
     if out is None:
         click.echo(text, nl=False)
         return

@@ -346,7 +346,9 @@ def _change(data: dict, change: str, where: str) -> None:
     except yaml.YAMLError as error:
         raise RecipeError(f"--set {name}: not YAML: {error}", where=where, got=text) from error
     for parent in parents:
-        data = data.setdefault(parent, {}) if isinstance(data, dict) else None
+        if isinstance(data, dict) and data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent] if isinstance(data, dict) else None
     if not equals or not all((*parents, last)) or not isinstance(data, dict):
         raise RecipeError("--set: no field of the recipe", where=where, expected="PATH.TO.FIELD=VALUE", got=change)
     data[last] = value

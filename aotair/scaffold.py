@@ -1,13 +1,15 @@
 """A first recipe, guessed from a model's signature and tried once; what could not be known is marked."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import yaml
 
-from .source import import_callable
+from .errors import ModelError, user_frame
+from .imports import import_callable, importing_from
 
 _DEFAULT_SIZES = {"batch": [1, 8], "seq": [16, 64]}
 
@@ -22,23 +24,54 @@ class _Guess:
     pad: object = None
 
 
-def first_recipe(factory: str) -> str:
-    """YAML for the model that `factory` makes without arguments; raises ModelError where it cannot be imported."""
-    made = import_callable(factory, Path.cwd(), "aotair init", "factory")
-    model = made()
+def first_recipe(factory: str, kwargs: Mapping[str, object] | None = None) -> str:
+    """YAML for the model that `factory` makes with these arguments; raises ModelError where it makes none."""
+    with importing_from(Path.cwd()):
+        return _written(factory, dict(kwargs or {}), _made(factory, kwargs or {}))
+
+
+def _made(factory: str, kwargs: Mapping[str, object]) -> torch.nn.Module:
+    function = import_callable(factory, Path.cwd(), "aotair init", "factory")
+    try:
+        model = function(**kwargs)
+    except Exception as error:
+        raise ModelError(
+            f"{factory} failed{user_frame(error)}: {type(error).__name__}: {error}", where="aotair init",
+            expected="a callable that makes the model", fix="give what it needs: --kwarg NAME=VALUE, the value as YAML",
+        ) from error  # fmt: skip
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{factory} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise ModelError(
+            f"{factory} returned no model", where="aotair init", expected="a torch.nn.Module", got=type(model).__name__
+        )
+    return model
+
+
+def _written(factory: str, kwargs: dict, model: torch.nn.Module) -> str:
     guesses = {name: _guess(name, model) for name in _tensor_arguments(model)}
     dims = {dim: sizes for dim, sizes in _DEFAULT_SIZES.items() if any(dim in g.shape for g in guesses.values())}
     recipe = {
         "name": factory.rpartition(":")[2].rpartition(".")[2].lower(),
-        "model": {"factory": factory},
+        "model": {"factory": factory} | ({"kwargs": kwargs} if kwargs else {}),
         "target": {"device": "cpu"},
         "inputs": {name: _plain(guess) for name, guess in guesses.items()},
         "buckets": dims,
     }
     text = yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=110)
     return f"{_remark(model.eval(), guesses)}\n{text}"
+
+
+def read_kwargs(texts: Sequence[str]) -> dict[str, object]:
+    """`NAME=VALUE` texts, with the values as YAML; raises ModelError."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ModelError(f"--kwarg {name}: not YAML: {error}", where="aotair init", got=value) from error
+        if not equals or not name.isidentifier():
+            raise ModelError("--kwarg: no argument", where="aotair init", expected="NAME=VALUE", got=text)
+    return found
 
 
 def _tensor_arguments(model: torch.nn.Module) -> list[str]:

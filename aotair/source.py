@@ -1,12 +1,8 @@
 """From a recipe's `model` part to the original model: import the factory, call it, cast, load weights."""
 
-import contextlib
 import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +13,7 @@ from aotair_runtime.errors import AotairError, WeightsError
 from . import fusion
 from .config import CompilerConfig
 from .errors import ModelError
+from .imports import import_callable
 from .names import names_of
 from .recipe import Recipe
 
@@ -87,52 +84,6 @@ def load_rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
             )  # fmt: skip
         rules += found
     return tuple(rules)
-
-
-def import_callable(name: str, folder: Path, where: str, field: str) -> Callable:
-    """The callable that `package.module:attribute` or `path/to/file.py:attribute` names; raises ModelError."""
-    module_name, _, attribute = name.rpartition(":")
-    try:
-        with _importing_from(folder):
-            module = _import_file(folder / module_name) if module_name.endswith(".py") else _import(module_name)
-            value = module
-            for part in attribute.split("."):
-                value = getattr(value, part)
-    except Exception as error:
-        raise ModelError(
-            f"{field}: cannot import {name!r}: {type(error).__name__}: {error}", where=where,
-            expected="package.module:callable, or path/to/file.py:callable (relative to the recipe)",
-            fix="check the spelling, and that the package is installed or importable from the working directory",
-        ) from error  # fmt: skip
-    if not callable(value):
-        raise ModelError(f"{field}: {name!r} cannot be called", where=where, got=type(value).__name__)
-    return value
-
-
-def _import(name: str):
-    return importlib.import_module(name)
-
-
-def _import_file(path: Path):
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(f"_aotair_recipe_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextlib.contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    """Let modules beside the working directory and beside the recipe be imported, as `python` would."""
-    added = [str(Path.cwd()), str(folder.resolve())]
-    sys.path[:0] = added
-    try:
-        yield
-    finally:
-        for entry in added:
-            sys.path.remove(entry)
 
 
 def _load_weights(model: torch.nn.Module, recipe: Recipe) -> None:

@@ -48,6 +48,7 @@ class Chosen:
     served: tuple[Served, ...]
     arena: Arena | None
     seconds_per_bucket: float | None
+    place: tuple[str, ...] = ("buckets",)  # of the buckets in the recipe
 
     @property
     def elements(self) -> int:
@@ -118,9 +119,10 @@ class Chosen:
         return lines
 
 
-def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted) -> Chosen:
-    """The best buckets for a trace within limits. Raises AotairError where they cannot serve every request."""
-    recipe = read_recipe(recipe_file)
+def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted, entry: str | None = None) -> Chosen:
+    """The best buckets for a trace within limits, of the entry point of that name where there are several. Raises
+    AotairError where they cannot serve every request."""
+    recipe = _entry(read_recipe(recipe_file), entry)
     dims = recipe.dims()
     if not dims:
         raise AotairError("the recipe has no dynamic dimension", where=recipe.where, fix="name one in an input's shape")
@@ -134,12 +136,26 @@ def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted) -> Chosen:
     served, _, _ = _served(trace, recipe, curve[-1].buckets)
     _, cost, missed = _served(trace, recipe, recipe.bucket_sizes())
     now = (len(recipe.bucket_sizes()), cost, missed)
-    return Chosen(trace, curve, now, served, arena, wanted.seconds_per_bucket)
+    place = ("entry_points", recipe.entry, "buckets") if entry is not None else ("buckets",)
+    return Chosen(trace, curve, now, served, arena, wanted.seconds_per_bucket, place)
+
+
+def _entry(recipe: Recipe, name: str | None) -> Recipe:
+    """The recipe of one entry point."""
+    if not recipe.entry_points and name is None:
+        return recipe
+    if name not in recipe.entry_points:
+        raise AotairError(
+            "the recipe has several entry points" if recipe.entry_points else "the recipe has no entry_points",
+            where=recipe.where, expected=", ".join(recipe.entry_points) or "no --entry", got=name or "no --entry",
+            fix="name the one that the trace is of: --entry NAME" if recipe.entry_points else "leave out --entry",
+        )  # fmt: skip
+    return next(one for one in recipe.entries() if one.entry == name)
 
 
 def written(recipe_file: Path, found: Chosen) -> None:
     """Write the chosen buckets into the recipe."""
-    write(recipe_file, found.plain)
+    write(recipe_file, found.plain, found.place)
 
 
 def _served(trace: Trace, recipe: Recipe, buckets: tuple[Bucket, ...]) -> tuple[tuple[Served, ...], int, int]:

@@ -34,15 +34,15 @@ def block(plain: dict | list, indent: str = "  ") -> str:
     return "\n".join(f"{indent}- {_flow(one)}" for one in plain)
 
 
-def replaced(text: str, plain: dict | list, where: str) -> str:
-    """The recipe's text with other buckets. Raises AotairError where more would have to change."""
-    start, end, flow, column = _span(text, where)
+def replaced(text: str, plain: dict | list, where: str, place: Sequence[str] = ("buckets",)) -> str:
+    """The recipe's text with other buckets at `place`. Raises AotairError where more would have to change."""
+    start, end, flow, column = _span(text, where, place)
     newline = "\r\n" if "\r\n" in text else "\n"
     new = _flow(plain) if flow else block(plain, " " * (column or 2))[column:].replace("\n", newline)
     changed = text[:start] + new + text[end:]
     try:
         before, after = yaml.safe_load(text), yaml.safe_load(changed)
-        if after != {**before, "buckets": plain} or list(after) != list(before):
+        if after != _with(before, plain, place) or list(after) != list(before):
             raise ValueError("other parts of the recipe would change")
         parse_recipe(after, Path(where))
     except (yaml.YAMLError, ValueError) as error:
@@ -50,12 +50,18 @@ def replaced(text: str, plain: dict | list, where: str) -> str:
     return changed
 
 
-def write(file: Path, plain: dict | list) -> None:
-    """Replace the buckets in a recipe's file, written aside and renamed."""
+def _with(data: dict, plain: dict | list, place: Sequence[str]) -> dict:
+    """The recipe's data with another value at `place`."""
+    first, *rest = place
+    return {**data, first: _with(data[first], plain, rest) if rest else plain}
+
+
+def write(file: Path, plain: dict | list, place: Sequence[str] = ("buckets",)) -> None:
+    """Replace the buckets at `place` in a recipe's file, written aside and renamed."""
     target = file.resolve()
     try:
         text = target.read_bytes().decode("utf-8")
-        changed = replaced(text, plain, str(file))
+        changed = replaced(text, plain, str(file), place)
         handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:
@@ -69,18 +75,21 @@ def write(file: Path, plain: dict | list) -> None:
         raise AotairError(f"the recipe cannot be written: {error}", where=str(file)) from error
 
 
-def _span(text: str, where: str) -> tuple[int, int, bool, int]:
-    """Where the value of `buckets` starts and ends, whether it is in flow style, and its column."""
+def _span(text: str, where: str, place: Sequence[str]) -> tuple[int, int, bool, int]:
+    """Where the value at `place` starts and ends, whether it is in flow style, and its column."""
     if text.startswith("\ufeff"):
         raise _unsafe(where, "the file starts with a byte order mark")
     try:
         root = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise _unsafe(where, "the file is not YAML") from error
-    found = [(key, value) for key, value in root.value if key.value == "buckets"]
-    if len(found) != 1 or root.flow_style:
-        raise _unsafe(where, f"there are {len(found)} blocks of buckets at the left margin")
-    key, value = found[0]
+    value = root
+    for name in place:
+        members = value.value if isinstance(value, yaml.MappingNode) else []
+        found = [(key, member) for key, member in members if key.value == name]
+        if len(found) != 1 or root.flow_style:
+            raise _unsafe(where, f"there are {len(found)} blocks {'.'.join(place)}")
+        key, value = found[0]
     start, end = value.start_mark.index, _end(value)
     if start < key.end_mark.index:
         raise _unsafe(where, "buckets stands for another part of the file")

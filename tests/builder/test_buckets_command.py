@@ -260,3 +260,22 @@ def test_limits(tmp_path: Path, monkeypatch):
 def _built(sizes, fixed: int, each: int) -> EntryPoint:
     made = entry(("batch", "seq"), (True, True), sizes)
     return replace(made, buckets=tuple(replace(b, height=fixed + each * math.prod(b.sizes)) for b in made.buckets))
+
+
+def test_the_buckets_of_one_entry_point(tmp_path: Path):
+    recipe, trace = tmp_path / "r.yaml", tmp_path / "t.jsonl"
+    recipe.write_text(
+        "name: notebook\nmodel: {factory: 'm:f'}\nentry_points:\n  write:\n    method: write\n"
+        "    inputs: {x: {shape: [n, 4], dtype: float32, pad: 0}}\n    buckets:\n      n: [1, 4]\n"
+        "  read: {method: read, inputs: {q: {shape: [m, 4], dtype: float32, pad: 0}}, buckets: {m: [2, 8]}}\n"
+    )
+    for entry, dim in (("write", "n"), ("read", "m")):
+        trace.write_text("".join(f'{{"{dim}": {size}}}\n' for size in (1, 3, 3, 7)))
+        arguments = ["buckets", str(trace), "--recipe", str(recipe), "--most", "2", "--write"]
+        refused = CliRunner().invoke(main, arguments)
+        assert refused.exit_code == 1 and "--entry NAME" in refused.output and "write, read" in refused.output
+        done = CliRunner().invoke(main, [*arguments, "--entry", entry])
+        assert done.exit_code == 0, done.output
+    parts = read_recipe(recipe).entry_points
+    assert parts["write"].buckets == {"n": [3, 7]} and parts["read"].buckets == {"m": [3, 7]}
+    assert CliRunner().invoke(main, [*arguments, "--entry", "other"]).exit_code == 1

@@ -120,5 +120,5 @@ def test_a_constant_made_at_the_first_call_is_none_of_these(tmp_path: Path):
 
 def test_a_model_that_fails_on_its_inputs_says_so(tmp_path: Path):
     ids = {"shape": [4], "dtype": "int64", "range": [0, 50]}
-    with pytest.raises(ModelError, match="failed on inputs within their ranges .at models.py:.*IndexError"):
+    with pytest.raises(ModelError, match=r"failed on inputs within their ranges \(at models\.py:.*IndexError"):
         aotair.build(recipe("SmallTable", {"ids": ids}), tmp_path / "a.aotair")

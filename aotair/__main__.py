@@ -1,0 +1,5 @@
+"""`python -m aotair`: the command line."""
+
+from .cli import main
+
+main(prog_name="aotair")
