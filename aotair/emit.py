@@ -28,6 +28,7 @@ from aotair_runtime.schema import (
 
 from . import chunks
 from .errors import UnsupportedError
+from .graph.lower import COPIES, FILLS, UNINITIALISED
 from .graph.verify import source
 from .ops.host import SUFFIX, vendor
 from .outs import out_variant
@@ -37,29 +38,6 @@ from .plan.lifetimes import Home, Lifetimes
 from .targets import Target
 
 _aten = torch.ops.aten
-# Ops that only copy an argument, perhaps to another dtype or shape: written as a copy into planned memory. Which one.
-_COPIES = {
-    _aten.clone.default: 0,
-    _aten._to_copy.default: 0,
-    _aten.lift_fresh_copy.default: 0,
-    _aten.copy.default: 1,
-}
-# Factories of one value: written as a fill of planned memory. The value, or the name of the argument that has it.
-_FILLS = {
-    _aten.full.default: "fill_value",
-    _aten.full_like.default: "fill_value",
-    _aten.new_full.default: "fill_value",
-    _aten.scalar_tensor.default: "s",
-    _aten.ones.default: 1,
-    _aten.ones_like.default: 1,
-    _aten.new_ones.default: 1,
-    _aten.zeros.default: 0,
-    _aten.zeros_like.default: 0,
-    _aten.new_zeros.default: 0,
-}
-_UNINITIALISED = frozenset(
-    {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default, _aten.empty_strided.default}
-)
 
 
 class Table:
@@ -156,9 +134,9 @@ class _Emitter:
             form = Form.RECORD if op is RECORD else Form.WAIT
             yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
             return
-        if op in _UNINITIALISED:
+        if op in UNINITIALISED:
             return
-        if op in _COPIES or op in _FILLS:
+        if op in COPIES or op in FILLS:
             yield self._fill_or_copy(node)
             return
         if self._target.kind == "npu" and vendor(op) is not None:
@@ -218,8 +196,8 @@ class _Emitter:
 
     def _fill_or_copy(self, node: Node) -> Instruction:
         target = TensorArg(self._tensor(node))
-        if node.target in _COPIES:
-            source = self._arg(node.args[_COPIES[node.target]])
+        if node.target in COPIES:
+            source = self._arg(node.args[COPIES[node.target]])
             return self._make(_aten.copy_.default, Form.EFFECT, (target, source), {}, (), node)
         return self._make(_aten.fill_.Scalar, Form.EFFECT, (target, _fill_value(node)), {}, (), node)
 
@@ -306,7 +284,7 @@ def _nbytes(node: Node, fresh: Sequence[bool] | None = None) -> int:
 
 
 def _fill_value(node: Node) -> Arg:
-    value = _FILLS[node.target]
+    value = FILLS[node.target]
     if not isinstance(value, str):
         return value
     names = [argument.name for argument in node.target._schema.arguments]

@@ -31,6 +31,8 @@ class Target:
         """
         if _registered(op, "CompositeImplicitAutograd"):
             return True
+        if self.kind == "npu" and op.namespace == "air":
+            return False  # `ops.host` has those that stand for ops of torch_npu
         if self.kind == "cpu" or op.namespace == "air":
             return _registered(op, self.kind.upper())
         return op.namespace != "aten" or _name(op) in _kernels(self.kind)
@@ -38,7 +40,11 @@ class Target:
     def runs(self, op: torch._ops.OpOverload) -> bool:
         """Whether the device can run `op` at all: an op without a kernel and without parts would run on the host, and
         a capture cannot record that."""
-        return self.kind == "cpu" or self.has_kernel(op) or _registered(op, "CompositeExplicitAutograd")
+        return self.kind == "cpu" or self.has_kernel(op) or self.composed(op)
+
+    def composed(self, op: torch._ops.OpOverload) -> bool:
+        """Whether `op`, where it has no kernel, calls other ops: the device runs it if it runs those."""
+        return self.kind == "cpu" or _registered(op, "CompositeExplicitAutograd")
 
 
 def _registered(op: torch._ops.OpOverload, key: str) -> bool:

@@ -1,14 +1,16 @@
-"""Custom ops that no node has, as the ops that their own kernels call.
+"""Ops that a node lacks, custom ones and torch's own without a kernel on its device, as the ops that they are made of.
 
 A kernel that is made of torch's ops (Python registered with torch.library, or composites) is run on fake tensors with a
 bucket's sizes, and the calls that it makes stand for it. A kernel that reads values cannot be run so; of those that are
 met in libraries `_SAME` says what they compute.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -20,6 +22,7 @@ from aotair_runtime.ops import NAMESPACES
 from .fake import quiet_torch
 
 _aten = torch.ops.aten
+_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _ALIGNED = 16  # bytes that divide the strides of the factors, or the kernel refuses them
 
@@ -29,33 +32,53 @@ class NoBody(Exception):
 
 
 def body(
-    mode: FakeTensorMode, op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, device: str
+    mode: FakeTensorMode, op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, device: str, pure: bool = True
 ) -> torch.fx.GraphModule:
     """The calls that `op` makes on these fake arguments, as a graph whose placeholders are their tensors in order; what
-    it writes into an argument is copied there at the end. `device`: the kind that the program is for. Raises NoBody."""
+    it writes into an argument is copied there at the end. `device`: the kind that the program is for. Without `pure`
+    the calls are those that the kernel makes, writes into its own memory included. Raises NoBody."""
+    reasons = []
+    for function in _functions(op, device):
+        try:
+            return _traced(mode, op, function, args, kwargs, pure)
+        except Exception as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            reasons.append(first if isinstance(error, NoBody) else f"{type(error).__name__}: {first}")
+    raise NoBody("; ".join(reasons) or "it has none")
+
+
+def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable]:
+    """What computes the same as `op` with other ops, the first choice first."""
+    if (known := _SAME.get(op.name())) is not None:
+        yield functools.partial(known, device)
+        return
+    # What the device itself would run for one of torch's own; of a custom op, the host's kernel.
+    key = _KEYS[device] if op.namespace == "aten" else "CPU"
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
+        yield functools.partial(torch.library.get_kernel(op.name(), key).call_boxed, _CPU)
+    if op in decomposition_table:
+        yield decomposition_table[op]
+
+
+def _traced(
+    mode: FakeTensorMode, op: torch._ops.OpOverload, function: Callable, args: tuple, kwargs: Mapping, pure: bool
+) -> torch.fx.GraphModule:
     leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    known = _SAME.get(op.name())
 
     def run(*tensors: Tensor) -> object:
         given = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         own_args, own_kwargs = _pytree.tree_unflatten(given, spec)
-        if known is not None:
-            return known(device, *own_args, **own_kwargs)
-        return kernel.call_boxed(_CPU, *own_args, **own_kwargs)
+        return function(*own_args, **own_kwargs)
 
-    try:
-        kernel = None if known else torch.library.get_kernel(op.name(), "CPU")
-        with mode, torch.no_grad(), quiet_torch():
-            made = make_fx(functionalize(run, remove="mutations"))(*(leaves[place] for place in places))
-    except Exception as error:
-        raise NoBody(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}") from error
+    with mode, torch.no_grad(), quiet_torch():
+        made = make_fx(functionalize(run, remove="mutations") if pure else run)(*(leaves[place] for place in places))
     if made.graph.find_nodes(op="get_attr"):
         raise NoBody("it holds a tensor of its own")
     if any(node.target is op for node in made.graph.nodes):
-        raise NoBody("it is no ops of torch")
+        raise NoBody("it is no other ops")
     made.graph.eliminate_dead_code()
     return made
 
@@ -91,4 +114,7 @@ def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor
 
 
 # What ops compute whose kernels read values.
-_SAME: dict[str, Callable] = {"transformers::grouped_mm_fallback": _grouped}
+_SAME: dict[str, Callable] = {
+    "transformers::grouped_mm_fallback": _grouped,
+    "aten::_grouped_mm": _grouped,
+}

@@ -14,6 +14,29 @@ if TYPE_CHECKING:
     from .specialise import GraphBuilder
 
 _aten = torch.ops.aten
+# Ops that only copy an argument, perhaps to another dtype or shape: written as a copy into planned memory. Which one.
+COPIES = {
+    _aten.clone.default: 0,
+    _aten._to_copy.default: 0,
+    _aten.lift_fresh_copy.default: 0,
+    _aten.copy.default: 1,
+}
+# Factories of one value: written as a fill of planned memory. The value, or the name of the argument that has it.
+FILLS = {
+    _aten.full.default: "fill_value",
+    _aten.full_like.default: "fill_value",
+    _aten.new_full.default: "fill_value",
+    _aten.scalar_tensor.default: "s",
+    _aten.ones.default: 1,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+    _aten.zeros.default: 0,
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+}
+UNINITIALISED = frozenset(
+    {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default, _aten.empty_strided.default}
+)
 
 
 def _linear(build: "GraphBuilder", x: Node, weight: Node, bias: Node | None = None) -> Node | None:
@@ -64,7 +87,16 @@ def _scatter(view: torch._ops.OpOverload):
     return lower
 
 
+def _as_strided_scatter(build: "GraphBuilder", whole: Node, source: Node, *where, **options) -> Node | None:
+    """Its places are those of the storage: a copy has the same ones where the whole is all of it, in order."""
+    value = whole.meta["val"]
+    if not value.is_contiguous() or value.storage_offset():
+        return None
+    return _scatter(_aten.as_strided.default)(build, whole, source, *where, **options)
+
+
 LOWERINGS = {
+    _aten.as_strided_scatter.default: _as_strided_scatter,
     _aten.slice_scatter.default: _scatter(_aten.slice.Tensor),
     _aten.select_scatter.default: _scatter(_aten.select.int),
     _aten.diagonal_scatter.default: _scatter(_aten.diagonal.default),

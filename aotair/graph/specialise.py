@@ -12,10 +12,15 @@ from torch.utils import _pytree
 from aotair_runtime.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
+from ..ops.host import vendor
+from ..targets import Target
 from .bodies import NoBody, body
 from .fake import evaluate
-from .lower import LOWERINGS
+from .lower import COPIES, FILLS, LOWERINGS, UNINITIALISED
 from .verify import source
+
+# What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
+_ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED})
 
 
 class GraphBuilder:
@@ -26,6 +31,7 @@ class GraphBuilder:
         self.mode = FakeTensorMode()
         self.stack_trace: str | None = None  # the user's lines that the next calls come from
         self.stream = 0  # that the next calls run on
+        self.composed: dict[torch._ops.OpOverload, bool] = {}  # whether nodes run what an op without a kernel calls
 
     def placeholder(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Node:
         node = self.graph.create_node("placeholder", name, name=name)
@@ -58,7 +64,7 @@ class Nodes:
     device: str = "cpu"
     namespaces: tuple[str, ...] = ()
 
-    def has(self, op: torch._ops.OpOverload) -> bool:
+    def names(self, op: torch._ops.OpOverload) -> bool:
         return allowed(op.name(), (*NAMESPACES, *self.namespaces))
 
 
@@ -102,27 +108,47 @@ def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: st
     build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
     if "event" in node.meta:
         return build.event(node)
-    if isinstance(node.target, torch._ops.OpOverload) and not nodes.has(node.target):
+    if not _takes(build, node.target, (args, kwargs), nodes):
         return _expanded(build, node, (args, kwargs), where, nodes)
     if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
         return args[0][args[1]]  # one of several results of an op that was expanded
     return _made(build, node, args, kwargs, where)
 
 
+def _takes(build: GraphBuilder, op: object, given: tuple, nodes: Nodes) -> bool:
+    """Whether nodes run a call as it is: of an op with a kernel, or of one that calls ops that nodes run."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    target = Target(nodes.device)
+    if nodes.device == "npu" and vendor(op) is not None:
+        return True
+    if not nodes.names(op) or nodes.device in ("cpu", op.namespace) or op in _ALWAYS or target.has_kernel(op):
+        return nodes.names(op)
+    if target.composed(op) and op not in build.composed:
+        build.composed[op] = False  # where it calls itself
+        build.composed[op] = _composed(build, op, given, nodes)
+    return build.composed.get(op, False)
+
+
+def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: tuple, nodes: Nodes) -> bool:
+    try:
+        inner = body(build.mode, op, *map_arg(given, _value), nodes.device, pure=False)
+    except NoBody:
+        return False
+    calls = (call for call in inner.graph.nodes if call.op == "call_function")
+    return all(_takes(build, call.target, (call.args, call.kwargs), nodes) for call in calls)
+
+
+def _value(node: Node) -> object:
+    return node.meta["val"]
+
+
 def _expanded(build: GraphBuilder, node: Node, given: tuple, where: str, nodes: Nodes) -> object:
     """The calls of an op's body instead of the op."""
-    op = node.target
-    args, kwargs = map_arg(given, lambda arg: arg.meta["val"])
     try:
-        inner = body(build.mode, op, args, kwargs, nodes.device)
+        inner = body(build.mode, node.target, *map_arg(given, _value), nodes.device)
     except NoBody as reason:
-        raise UnsupportedError(
-            f"the op {op.name()} is none that a node has{source(node)}", where=where,
-            expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
-            got=f"a kernel that cannot be taken apart: {reason}",
-            fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
-            f"{op.namespace}), and import the package that defines it on every node",
-        ) from reason  # fmt: skip
+        raise _lacking(node, where, nodes, reason) from reason
     tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
     env = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
     for call in inner.graph.nodes:
@@ -132,6 +158,23 @@ def _expanded(build: GraphBuilder, node: Node, given: tuple, where: str, nodes: 
             call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
             env[call] = _call(build, call, env, where, nodes)
     raise AssertionError("a graph ends with its output")
+
+
+def _lacking(node: Node, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
+    op = node.target
+    if nodes.names(op):
+        return UnsupportedError(
+            f"the op {op} has no kernel on {nodes.device}{source(node)}", where=where,
+            got=f"not made of others: {reason}", fix="write it with other ops: it would run on the host, which a "
+            "capture cannot record",
+        )  # fmt: skip
+    return UnsupportedError(
+        f"the op {op.name()} is none that a node has{source(node)}", where=where,
+        expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
+        got=f"a kernel that cannot be taken apart: {reason}",
+        fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
+        f"{op.namespace}), and import the package that defines it on every node",
+    )  # fmt: skip
 
 
 def _made(build: GraphBuilder, node: Node, args: tuple, kwargs: Mapping, where: str) -> object:
