@@ -1,6 +1,7 @@
 """torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
 
 import contextlib
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,9 @@ import sympy
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.fx.graph import _Namespace
 from torch.fx.node import Node
+from torch.utils import _pytree
 
 from aotair_runtime.check import dtype
 
@@ -85,7 +88,7 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         for name, item in recipe.inputs.items()
     }
     try:
-        with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_lists(model, recipe):
+        with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_inputs(model, recipe):
             program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
@@ -101,13 +104,19 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
 
 
 @contextlib.contextmanager
-def _with_lists(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
-    """Within the block, the model's host inputs are what stands for lists."""
-    if not any(item.host for item in recipe.inputs.values()):
+def _with_inputs(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Within the block, the model's parameters are the recipe's inputs, each by its name though the model may take it
+    among `**kwargs`, and host inputs are what stands for lists."""
+    parameters = inspect.signature(model.forward).parameters
+    named = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    if named >= set(recipe.inputs) and not any(item.host for item in recipe.inputs.values()):
         yield
         return
     had = model.__dict__.get("forward")
     model.forward = taking_lists(model, recipe)
+    model.forward.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in recipe.inputs]
+    )
     try:
         yield
     finally:
@@ -175,21 +184,25 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     resolve_views(module)
     decompose(module)
     refuse_unsupported(module, recipe.where)
-    inputs: dict[str, str] = {}
+    places = _with_lasting_names(module)
+    inputs = {name: places[placeholder] for name, placeholder in _inputs(program).items()}
     tensors: dict[str, Constant] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
-            inputs[spec.arg.name] = spec.arg.name
-        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            continue
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             kept = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
             table = program.state_dict if kept else program.constants
-            tensors[spec.arg.name] = Constant(spec.target, table[spec.target].detach())
+            tensors[places[spec.arg.name]] = Constant(spec.target, table[spec.target].detach())
         else:
             raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
-    by_target = {constant.name: placeholder for placeholder, constant in tensors.items()}
-    mutated = _make_epilogues(module, signature.output_specs, by_target)
+    targets = {(OutputKind.USER_INPUT_MUTATION, name): place for name, place in places.items()}
+    targets |= {(OutputKind.BUFFER_MUTATION, constant.name): place for place, constant in tensors.items()}
+    mutated = _make_epilogues(module, signature.output_specs, targets)
     _refuse_unstorable(module, tensors, recipe)
-    undeclared = sorted(name for name in mutated if name in inputs and not recipe.inputs[name].mutated)
+    undeclared = sorted(
+        n for n, placeholder in inputs.items() if placeholder in mutated and not recipe.inputs[n].mutated
+    )
     if undeclared:
         raise UnsupportedError(
             f"the model writes into its input {undeclared[0]!r}", where=recipe.where,
@@ -206,6 +219,15 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     )
 
 
+def _inputs(program: ExportedProgram) -> dict[str, str]:
+    """The placeholder of each argument. By position: torch.export gives an argument another name where its own is that
+    of a Python builtin, of another argument in other case, or of a node."""
+    specs = program.graph_signature.input_specs
+    placeholders = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+    by_name = _pytree.tree_unflatten(placeholders, program.call_spec.in_spec)[1]
+    return dict(by_name)
+
+
 def _refuse_unstorable(module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe) -> None:
     held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
     for position, node in enumerate(module.graph.output_node().args[0]):
@@ -218,8 +240,24 @@ def _refuse_unstorable(module: torch.fx.GraphModule, tensors: Mapping[str, Const
             )  # fmt: skip
 
 
-def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Mapping[str, str]) -> set[str]:
-    """Turn outputs that stand for mutations into `copy_` nodes at the end; returns the mutated placeholders."""
+def _with_lasting_names(module: torch.fx.GraphModule) -> dict[str, str]:
+    """Rename the placeholders whose names a copy of the graph would not keep, as `input`; all by their old names."""
+    graph, places = module.graph, {}
+    names = {node.name for node in graph.nodes}
+    for node in graph.find_nodes(op="placeholder"):
+        name, taken = node.name, names - {node.name}
+        while (lasting := _Namespace().create_name(name, None)) != name or name in taken:
+            name = lasting if lasting not in taken else f"{name}_"
+        names.add(name)
+        places[node.name] = node.name = node.target = name
+    return places
+
+
+def _make_epilogues(
+    module: torch.fx.GraphModule, specs: Sequence, targets: Mapping[tuple[OutputKind, str], str]
+) -> set[str]:
+    """Turn outputs that stand for mutations into `copy_` nodes at the end; returns the mutated placeholders. `targets`
+    gives the placeholder of what is mutated."""
     graph = module.graph
     output = graph.output_node()
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -227,8 +265,8 @@ def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Ma
     for spec, value in zip(specs, output.args[0], strict=True):
         if spec.kind is OutputKind.USER_OUTPUT:
             results.append(value)
-        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            pairs.append((placeholders[by_target.get(spec.target, spec.target)], value))
+        elif (spec.kind, spec.target) in targets:
+            pairs.append((placeholders[targets[spec.kind, spec.target]], value))
         elif spec.kind is OutputKind.PARAMETER_MUTATION:
             raise UnsupportedError(
                 f"the model writes into its parameter {spec.target!r}",
@@ -237,18 +275,18 @@ def _make_epilogues(module: torch.fx.GraphModule, specs: Sequence, by_target: Ma
             )  # fmt: skip
         else:
             raise UnsupportedError(f"the graph has an output of the kind {spec.kind.name}")
-    targets = {target for target, _ in pairs}
+    written = {target for target, _ in pairs}
     with graph.inserting_before(output):
         # A new value that is another mutated tensor's old one must be saved before that is overwritten.
-        saved = [_saved(graph, value) if root(value) in targets else value for _, value in pairs]
+        saved = [_saved(graph, value) if root(value) in written else value for _, value in pairs]
         # So must one that is returned: what the graph calls by the input's name is its old value.
-        results = [_saved(graph, r) if isinstance(r, Node) and root(r) in targets else r for r in results]
+        results = [_saved(graph, r) if isinstance(r, Node) and root(r) in written else r for r in results]
         for (target, _), value in zip(pairs, saved, strict=True):
             node = graph.call_function(torch.ops.aten.copy_.default, (target, value))
             node.meta["val"] = target.meta["val"]
     output.args = (tuple(r for r in results if isinstance(r, torch.fx.Node)),)
     module.recompile()
-    return {target.name for target in targets}
+    return {target.name for target in written}
 
 
 def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:

@@ -21,6 +21,7 @@ from .graph.resolve import resolved
 from .original import Original
 from .recipe import Recipe
 from .samples import poisoned, poisons, random_inputs, random_states, read_samples
+from .tilts import rounding, tilted, tilts
 
 _AS_BUILT: Mapping[str, torch.Tensor] = {}
 
@@ -155,40 +156,48 @@ class _Prover:
 
     def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
         kinds = {n: poisons(item) for n, item in self._recipe.inputs.items() if item.pad == "any"}
-        reduced = list(self._reduced_sizes(number, bucket))
-        rounds = max(len(reduced), max((len(kind) for kind in kinds.values()), default=1)) if reduced else 0
         neutral: dict[tuple, tuple[_Run, _Run]] = {}
-        for turn in range(rounds):
-            sizes = reduced[turn % len(reduced)]
+        for turn, (sizes, tilt) in enumerate(self._turns(number, bucket, max(map(len, kinds.values()), default=1))):
             by_dim = dict(zip(self._recipe.dims(), sizes, strict=True))
-            real = random_inputs(self._recipe, by_dim, number)
+            real, words = tilted(self._recipe, random_inputs(self._recipe, by_dim, number), tilt)
             states = random_states(self._model.state, number)
-            if sizes not in neutral:
-                neutral[sizes] = (self._reference(real, states), self._replay(real, states))
-            want, plain = neutral[sizes]
+            if (sizes, tilt) not in neutral:
+                neutral[sizes, tilt] = (self._reference(real, states), self._replay(real, states))
+            want, plain = neutral[sizes, tilt]
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             got = self._cut(self._replay(self._fill(real, bucket, chosen, turn), states), sizes)
             for run in (plain, got):
-                self._check_padding(want, run, sizes, bucket, chosen)
+                self._check_padding(want, run, sizes, bucket, chosen, words)
             error = max((compare(g, w, 0, 0)[0] for w, g in zip(want.tensors, got.tensors)), default=0.0)
             same = all(compare(g, p, 0, 0)[1] for p, g in zip(plain.tensors, got.tensors))
             text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
-            yield PaddingProof(sizes, text, error, same)
+            yield PaddingProof(sizes, f"{text}; real values: {words}" if words else text, error, same)
 
-    def _reduced_sizes(self, number: int, bucket: Bucket) -> Iterator[tuple[int, ...]]:
-        """Sizes of calls that this bucket would serve with padding: the smallest along each dimension, then along
-        all of them at once."""
-        found: list[tuple[int, ...]] = []
-        smallest = list(bucket.sizes)
+    def _turns(self, number: int, bucket: Bucket, poisons: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Real sizes and the number of a tilt for each run: values as they come along each dimension, then the others
+        along all dimensions at once, in turn with the smallest sizes and one short of the bucket's; at least as many as
+        there are poisons."""
+        along, together = self._reduced_sizes(number, bucket)
+        runs = [(sizes, 0) for sizes in along]
+        if together:
+            count = max(len(tilts(self._recipe)) - 1, poisons - len(runs))
+            runs += [(together[k % len(together)], k % len(tilts(self._recipe))) for k in range(1, count + 1)]
+        yield from runs
+
+    def _reduced_sizes(self, number: int, bucket: Bucket) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Sizes of calls that this bucket would serve with padding: the smallest along each dimension; and along all of
+        them at once, the smallest, and one less than the bucket's."""
+        along: list[tuple[int, ...]] = []
+        smallest, short = list(bucket.sizes), list(bucket.sizes)
         for axis, dim in enumerate(self._entry.dims):
             if dim.paddable:
                 below = [b.sizes[axis] for b in self._entry.buckets if b.sizes[axis] < bucket.sizes[axis]]
                 smallest[axis] = max(below, default=0) + 1
-                found.append((*bucket.sizes[:axis], smallest[axis], *bucket.sizes[axis + 1 :]))
-        found.append(tuple(smallest))
-        for sizes in dict.fromkeys(found):
-            if sizes != bucket.sizes and self._serves(number, sizes):
-                yield sizes
+                short[axis] = max(smallest[axis], bucket.sizes[axis] - 1)
+                along.append((*bucket.sizes[:axis], smallest[axis], *bucket.sizes[axis + 1 :]))
+        fits = lambda sizes: sizes != bucket.sizes and self._serves(number, sizes)  # noqa: E731
+        together = dict.fromkeys((tuple(smallest), tuple(short)))
+        return list(filter(fits, dict.fromkeys(along))), list(filter(fits, together)) or list(filter(fits, along))
 
     def _serves(self, number: int, sizes: tuple[int, ...]) -> bool:
         try:
@@ -218,9 +227,15 @@ class _Prover:
         return _Run(run.names, outputs + run.tensors[len(outputs) :])
 
     def _check_padding(
-        self, want: _Run, got: _Run, sizes: tuple[int, ...], bucket: Bucket, chosen: Mapping[str, object]
+        self,
+        want: _Run,
+        got: _Run,
+        sizes: tuple[int, ...],
+        bucket: Bucket,
+        chosen: Mapping[str, object],
+        words: str,
     ) -> None:
-        atol, rtol = self._recipe.tolerance()
+        atol, rtol = (tolerance * rounding(words) for tolerance in self._recipe.tolerance())
         changed = []
         for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
             error, within = compare(gotten, wanted, atol, rtol)
@@ -238,7 +253,8 @@ class _Prover:
             where=f"{self._recipe.where}: bucket {describe(self._entry, bucket.sizes)}",
             expected=f"the original's outputs at {describe(self._entry, sizes)}, "
             f"within atol {atol:g} and rtol {rtol:g}",
-            got=f"{', '.join(changed)} changed, with {', '.join(filled)}",
+            got=f"{', '.join(changed)} changed, with {', '.join(filled)}"
+            + (f", real values: {words}" if words else ""),
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "
             "and give every size its bucket",
         )
