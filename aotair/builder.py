@@ -33,6 +33,7 @@ from .report.explain import Explained
 from .report.page import page
 from .source import load_model, load_rules, with_functions
 from .targets import Target
+from .variants import export_buckets
 
 
 class Listener:
@@ -48,9 +49,10 @@ class Listener:
 @dataclass(frozen=True)
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
-    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `memory`:
-    the most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for
-    each namespace of ops that the program uses and nodes have to allow, the package that a node has to import."""
+    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `graphs`:
+    for each further graph of an entry point, why those before do not serve its buckets; `memory`: the most that a load
+    takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each namespace of ops
+    that the program uses and nodes have to allow, the package that a node has to import."""
 
     artifact: str
     nodes_before: int
@@ -65,6 +67,7 @@ class Summary:
     rewrites: dict[str, int]
     misses: dict[str, int]
     quantised: dict | None
+    graphs: list[str]
     memory: int
     budget: int | float | None
     packages: dict[str, str]
@@ -167,6 +170,7 @@ def build_with_summary(
             rewrites=observer.rewrites(),
             quantised=None if quantised is None else asdict(quantised),
             misses={name: left for name, (_, left) in explained.counts().items() if left},
+            graphs=[one.why for one in exported if one.why],
             memory=promised(program).peak,
             budget=recipe.target.memory_budget,
             packages=defining_packages(op.name for op in program.ops),
@@ -229,7 +233,8 @@ def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> lis
             export(model, one)  # where it fails too, it says better why
             raise
     entries = recipe.entries()
-    exported = unified([export(model, one) for one in entries], [one.entry for one in entries])
+    found = [graph for one in entries for graph in export_buckets(model, one)]
+    exported = unified(found, [graph.entry for graph in found])
     for one in exported:
         observer.stage("export", one.module)
     return exported

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -23,6 +24,10 @@ class ExportError(AotairError):
     """torch.export cannot make one graph of the model for these inputs and buckets."""
 
 
+class SizesError(ExportError):
+    """torch.export finds no graph that serves all sizes of the buckets."""
+
+
 class UnsupportedError(AotairError):
     """The graph holds something that an artifact cannot hold."""
 
@@ -41,9 +46,14 @@ class InternalError(Exception):
 
 def user_frame(error: BaseException) -> str:
     """` (at file.py:12, in forward)`: the last frame of the model's own code, or nothing."""
-    trace = traceback.extract_tb(error.__traceback__)
-    found = [(f.filename, f.lineno, f.name) for f in trace if not f.filename.startswith(_NOT_THE_USERS)]
-    if not found:  # torch may say it in words, of the call of a graph that it had traced
-        lines = re.findall(r'^ *File "([^"<]+)", line (\d+), in (\S+)', str(error), re.MULTILINE)
-        found = [line for line in lines if not line[0].startswith(_NOT_THE_USERS)]
-    return f" (at {Path(found[-1][0]).name}:{found[-1][1]}, in {found[-1][2]})" if found else ""
+    if found := line_of(traceback.extract_tb(error.__traceback__)):
+        return found
+    # torch may say it in words, of the call of a graph that it had traced
+    lines = re.findall(r'^ *File "([^"<]+)", line (\d+), in (\S+)', str(error), re.MULTILINE)
+    return line_of([traceback.FrameSummary(file, int(number), name, lookup_line=False) for file, number, name in lines])
+
+
+def line_of(frames: Iterable[traceback.FrameSummary]) -> str:
+    """` (at file.py:12, in forward)`: the innermost of the frames, the last, that is of the model's own code."""
+    found = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f" (at {Path(found[-1].filename).name}:{found[-1].lineno}, in {found[-1].name})" if found else ""

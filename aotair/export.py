@@ -17,12 +17,13 @@ from torch.utils import _pytree
 from aotair_runtime.check import dtype
 
 from .aliases import refuse_shared_writes
-from .errors import ExportError, UnsupportedError, user_frame
+from .errors import ExportError, SizesError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.fake import quiet_torch
 from .graph.resolve import resolve_views
 from .graph.verify import refuse_unsupported, source
+from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env, solved
 from .hidden import hidden_tensors
 from .hostlist import taking_lists
 from .names import Names, names_of
@@ -63,7 +64,8 @@ class Exported:
 
     `constants` and `states` go by placeholder name; `inputs` are the placeholders of the recipe's inputs, by input
     name in the model's signature order; `outputs` are size expressions (schema.Expr); `structure` is a schema.Tree;
-    `names` are those of the model's checkpoints.
+    `names` are those of the model's checkpoints. It serves these `buckets` of the entry point, or all where none is
+    given; `why` says why another graph does not serve them.
     """
 
     module: torch.fx.GraphModule
@@ -73,6 +75,17 @@ class Exported:
     outputs: tuple[tuple[object, ...], ...]
     structure: tuple
     names: Names = field(default_factory=Names)
+    entry: str = "forward"
+    buckets: tuple[tuple[int, ...], ...] = ()
+    why: str = ""
+
+    def serves(self, sizes: tuple[int, ...]) -> bool:
+        """Whether the graph is right for a bucket."""
+        return not self.buckets or sizes in self.buckets
+
+    def placeholder(self, name: str) -> Node:
+        """The placeholder of an input."""
+        return next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
 
     def read_constants(self) -> dict[str, Constant]:
         """Those of the constants that the graph reads."""
@@ -81,15 +94,40 @@ class Exported:
 
 
 def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
-    """Raises ExportError where torch.export refuses, UnsupportedError where the graph cannot be an artifact's."""
-    sizes = _example_sizes(recipe)
+    """One graph for all buckets. Raises SizesError where there is none, another ExportError where torch.export refuses
+    altogether, UnsupportedError where the graph cannot be an artifact's."""
+    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in dynamic_dims(recipe).items()}
+    return _exported(model, recipe, _example_sizes(recipe), dims)
+
+
+def export_at(model: torch.nn.Module, recipe: Recipe, bucket: tuple[int, ...]) -> tuple[Exported, Assumptions]:
+    """A graph for one bucket, and what it assumes of sizes: it is right for all buckets for which that holds. Raises as
+    `export` does."""
+    ranges = dynamic_dims(recipe)
+    dims = {name: Dim.AUTO(min=low, max=high) for name, (low, high) in ranges.items()}
+    with guard_lines() as lines:
+        one = _exported(model, recipe, dict(zip(recipe.dims(), bucket)), dims)
+    sizes, shapes = [], None
+    for name, item in recipe.inputs.items():
+        value = one.placeholder(name).meta["val"]
+        shapes = shapes or shape_env(value)
+        for dim, size in ((d, s) for d, s in zip(item.shape, value.shape) if isinstance(d, str)):
+            sizes.append(Size(recipe.dims().index(dim), size.node.expr if isinstance(size, torch.SymInt) else size))
+    return one, assumptions_of(sizes, recipe.dims(), shapes, lines)
+
+
+def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], dims: Mapping[str, object]) -> Exported:
     examples = {
         name: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
         for name, item in recipe.inputs.items()
     }
+    shapes = {
+        name: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
+        for name, item in recipe.inputs.items()
+    }
     try:
         with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_inputs(model, recipe):
-            program = torch.export.export(model, (), examples, dynamic_shapes=_dynamic_shapes(recipe), strict=False)
+            program = torch.export.export(model, (), examples, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except Exception as error:
         if isinstance(error, UnsupportedError):
@@ -100,7 +138,7 @@ def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
         if "compiled_fn to be GraphModule" in str(error):  # what torch says of writes to memory that tensors share
             refuse_shared_writes(model, recipe, dict(hidden_tensors(model)))
         raise _explain(error, recipe) from error
-    return replace(_classify(program, recipe), names=names_of(model))
+    return replace(_classify(program, recipe), names=names_of(model), entry=recipe.entry)
 
 
 @contextlib.contextmanager
@@ -139,14 +177,6 @@ def dynamic_dims(recipe: Recipe) -> dict[str, tuple[int, int]]:
         elif recipe.paddable(dim) and high > 1:
             ranges[dim] = (max(1, high // 2), high)
     return ranges
-
-
-def _dynamic_shapes(recipe: Recipe) -> dict[str, dict[int, Dim]]:
-    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in dynamic_dims(recipe).items()}
-    return {
-        name: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
-        for name, item in recipe.inputs.items()
-    }
 
 
 def _example_sizes(recipe: Recipe) -> dict[str, int]:
@@ -297,17 +327,29 @@ def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
 
 def _output_shapes(module: torch.fx.GraphModule, recipe: Recipe, inputs: Mapping[str, str]) -> tuple:
     dims = recipe.dims()
-    symbols: dict[sympy.Symbol, int] = {}
+    symbols: dict[sympy.Symbol, object] = {}
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for name, item in recipe.inputs.items():
         for axis, dim in enumerate(item.shape):
             size = placeholders[inputs[name]].meta["val"].shape[axis]
             if isinstance(dim, str) and isinstance(size, torch.SymInt):
-                symbols[size.node.expr] = dims.index(dim)
+                symbols |= _in_terms_of(size.node.expr, ("dim", dims.index(dim)))
     shapes = []
     for node in module.graph.output_node().args[0]:
         shapes.append(tuple(to_expr(size, symbols) for size in node.meta["val"].shape))
     return tuple(shapes)
+
+
+def _in_terms_of(size: sympy.Expr, dim: tuple) -> dict[sympy.Symbol, object]:
+    """The symbol of a linear size, as an expression of the dimension that has this size."""
+    zero, one = solved(size, 0), [found for want in range(1, 65) if (found := solved(size, want)) is not None]
+    if size.is_Symbol:
+        return {size: dim}
+    if len(size.free_symbols) != 1 or not (zero or one):
+        return {}
+    (symbol,) = size.free_symbols
+    start, slope = int(size.xreplace({symbol: sympy.Integer(0)})), int(size.diff(symbol))
+    return {symbol: ("//", ("+", dim, -start), slope)}
 
 
 def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
@@ -340,7 +382,7 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
         fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
         named = [fix for fix in fixes if f"You marked {fix.split()[0]} " in text] or fixes
         dims = "; ".join(f"{dim} from {low} to {high}" for dim, (low, high) in dynamic_dims(recipe).items())
-        return ExportError(
+        return SizesError(
             "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
             got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",

@@ -51,22 +51,23 @@ class Built:
 
 
 def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
-    """`exported` has a graph for each of the recipe's entry points; `progress` hears (buckets done, buckets in all)."""
+    """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all)."""
     tables, distinct = Tables(), DistinctTensors(exported[0].names, recipe.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in recipe.entries())
     entries, pictures, done = [], {}, 0
-    for graph, one in zip(exported, recipe.entries(), strict=True):
+    for one in recipe.entries():
+        graphs = [graph for graph in exported if graph.entry == one.entry]
         planned = []
         for sizes in one.bucket_sizes():
             progress(done, total)
-            planned.append(_planned(graph, one, sizes))
+            planned.append(_planned(next(graph for graph in graphs if graph.serves(sizes)), one, sizes))
             done += 1
-        plans = _plans(graph, one, planned)
+        plans = _plans(one, planned)
         pictures |= {
             (one.entry, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT)
             for item, plan in zip(planned, plans)
         }
-        entries.append(_entry_point(graph, one, _emitted(graph, one, zip(planned, plans), tables, distinct)))
+        entries.append(_entry_point(graphs[0], one, _emitted(one, zip(planned, plans), tables, distinct)))
     progress(total, total)
     # The first value of a state is kept aside: the original model goes on writing into its own buffer.
     by_state = {c.name: c.tensor.clone() for graph in exported for c in graph.states.values()}
@@ -116,6 +117,7 @@ def _options(recipe: Recipe) -> Options:
 class _Planned:
     """One bucket's graph, what of it needs memory, and the lowest plan found."""
 
+    exported: Exported
     sizes: tuple[int, ...]
     where: str
     graph: torch.fx.Graph
@@ -138,23 +140,23 @@ def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...]) -> _Pla
     passes.apply_to_bucket(module, recipe.config, target)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
     effort = recipe.config.experimental_config.plan_effort
-    return _Planned(sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))
+    return _Planned(exported, sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))
 
 
-def _interface(exported: Exported, item: _Planned) -> Interface:
+def _interface(item: _Planned) -> Interface:
     places = {node.name: position for position, node in enumerate(item.graph.find_nodes(op="placeholder"))}
     homes = [item.lives.home(node) for node in item.graph.output_node().args[0]]
     return Interface(
         item.lives.intervals,
         item.plan,
-        tuple(item.lives.copies.get(places[name]) for name in exported.inputs.values()),
+        tuple(item.lives.copies.get(places[name]) for name in item.exported.inputs.values()),
         tuple(home.root.index if home.root.space == Space.ARENA else None for home in homes),
     )
 
 
-def _plans(exported: Exported, recipe: Recipe, planned: Sequence[_Planned]) -> list[Plan]:
+def _plans(recipe: Recipe, planned: Sequence[_Planned]) -> list[Plan]:
     """The plans of an entry point's buckets, with one layout of inputs and outputs where that costs nothing; proved."""
-    interfaces = [_interface(exported, item) for item in planned]
+    interfaces = [_interface(item) for item in planned]
     plans = shared_places(interfaces, ALIGNMENT, recipe.config.experimental_config.plan_effort)
     for item, plan in zip(planned, plans, strict=True):
         if wrong := violations(item.lives.intervals, plan, ALIGNMENT):
@@ -163,20 +165,21 @@ def _plans(exported: Exported, recipe: Recipe, planned: Sequence[_Planned]) -> l
 
 
 def _emitted(
-    exported: Exported,
     recipe: Recipe,
     planned: Iterable[tuple[_Planned, Plan]],
     tables: Tables,
     distinct: DistinctTensors,
 ) -> tuple[Bucket, ...]:
     """The programs of an entry point's buckets."""
-    names = {p: distinct.name_of(constant.name, constant.tensor) for p, constant in exported.read_constants().items()}
-    names |= {p: constant.name for p, constant in exported.states.items()}
-    target, inputs = Target(recipe.target.device), list(exported.inputs.values())
-    hosts = [placeholder for name, placeholder in exported.inputs.items() if recipe.inputs[name].host]
-    return tuple(
-        emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target, hosts) for item, plan in planned
-    )
+    target, found = Target(recipe.target.device), []
+    for item, plan in planned:
+        exported = item.exported
+        names = {p: distinct.name_of(c.name, c.tensor) for p, c in exported.read_constants().items()}
+        names |= {p: constant.name for p, constant in exported.states.items()}
+        inputs = list(exported.inputs.values())
+        hosts = [placeholder for name, placeholder in exported.inputs.items() if recipe.inputs[name].host]
+        found.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, target, hosts))
+    return tuple(found)
 
 
 def _spaces(exported: Exported, recipe: Recipe) -> dict[str, Space]:

@@ -10,16 +10,16 @@ from torch.utils._sympy import functions
 from .errors import UnsupportedError
 
 
-def to_expr(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, int]) -> object:
-    """A size as a schema.Expr, where `symbols` gives the number of each dimension. Raises UnsupportedError."""
+def to_expr(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, object]) -> object:
+    """A size as a schema.Expr, where `symbols` gives that of each symbol. Raises UnsupportedError."""
     return int(size) if not isinstance(size, torch.SymInt) else _expr(size.node.expr, symbols)
 
 
-def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, int]) -> object:
+def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, object]) -> object:
     if expr.is_Integer:
         return int(expr)
     if expr.is_Symbol and expr in symbols:
-        return ("dim", symbols[expr])
+        return symbols[expr]
     if isinstance(expr, sympy.Mul):
         numerator, denominator = expr.as_numer_denom()
         if denominator != 1:
@@ -42,7 +42,7 @@ def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, int]) -> object:
     )
 
 
-def _operands(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, int]) -> tuple:
+def _operands(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, object]) -> tuple:
     return tuple(_expr(arg, symbols) for arg in sorted(expr.args, key=sympy.default_sort_key))
 
 

@@ -87,6 +87,7 @@ def summary_table(summary: Summary) -> str:
         *([f"rewrites: {name}", f"{count}"] for name, count in summary.rewrites.items()),
         *([f"near misses: {name}", f"{count}"] for name, count in summary.misses.items()),
         *_quantised(summary),
+        *([f"graph {number}", why] for number, why in enumerate(summary.graphs, 2)),
         ["buckets, each proved", f"{summary.buckets}"],
         ["padding runs, each neutral", f"{summary.padding_runs}"],
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],
