@@ -1,4 +1,4 @@
-"""Which of a model's tensors share memory, and what is refused of that.
+"""Which of a model's tensors share memory, or are none of the plain kind, and what is refused of that.
 
 In an artifact each has memory of its own. That does no harm where nobody writes.
 """
@@ -24,6 +24,20 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+
+
+def refuse_layouts(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Raises UnsupportedError where a tensor of the model is no plain memory: sparse, quantised, nested or without
+    values."""
+    for name, tensor in tensors.items():
+        kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else ""
+        kind = kind or ("without values (on the meta device)" if tensor.is_meta else "")
+        kind = kind or ("" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch."))
+        if kind:
+            raise UnsupportedError(
+                f"the model's tensor {name} is {kind}", where=where, expected="tensors with a value for each element",
+                fix=f"keep {name} dense (to_dense(), dequantize()), or compute with its parts as tensors of their own",
+            )  # fmt: skip
 
 
 def shared_memory(written: str, other: str, where: str = "") -> UnsupportedError:

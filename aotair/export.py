@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import sympy
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree
 
 from aotair_runtime.check import dtype
 
-from .aliases import refuse_shared_writes
+from .aliases import refuse_layouts, refuse_shared_writes
 from .errors import ExportError, SizesError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
@@ -137,8 +138,11 @@ def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], 
             ) from error  # fmt: skip
         if "compiled_fn to be GraphModule" in str(error):  # what torch says of writes to memory that tensors share
             refuse_shared_writes(model, recipe, dict(hidden_tensors(model)))
+        if "Sparse" in str(error):
+            refuse_layouts(dict(hidden_tensors(model)), recipe.where)
         raise _explain(error, recipe) from error
-    return replace(_classify(program, recipe), names=names_of(model), entry=recipe.entry)
+    one = _classify(program, recipe, _place(model, recipe))
+    return replace(one, names=names_of(model), entry=recipe.entry)
 
 
 @contextlib.contextmanager
@@ -208,7 +212,7 @@ def _composites_to_decompose() -> dict:
 # ---- what came back ------------------------------------------------------------------------------------------------
 
 
-def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
+def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
     resolve_views(module)
@@ -229,7 +233,7 @@ def _classify(program: ExportedProgram, recipe: Recipe) -> Exported:
     targets = {(OutputKind.USER_INPUT_MUTATION, name): place for name, place in places.items()}
     targets |= {(OutputKind.BUFFER_MUTATION, constant.name): place for place, constant in tensors.items()}
     mutated = _make_epilogues(module, signature.output_specs, targets)
-    _refuse_unstorable(module, tensors, recipe)
+    _refuse_unstorable(module, tensors, recipe, place)
     undeclared = sorted(
         n for n, placeholder in inputs.items() if placeholder in mutated and not recipe.inputs[n].mutated
     )
@@ -258,10 +262,26 @@ def _inputs(program: ExportedProgram) -> dict[str, str]:
     return dict(by_name)
 
 
-def _refuse_unstorable(module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe) -> None:
+def _place(model: torch.nn.Module, recipe: Recipe) -> str:
+    """Where the entry point's method is written: what torch makes of sizes has no line of its own."""
+    code = getattr(inspect.unwrap(getattr(model, recipe.method)), "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno}, in {code.co_name})" if code else ""
+
+
+def _refuse_unstorable(
+    module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe, place: str
+) -> None:
     held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
+    refuse_layouts({constant.name: constant.tensor for constant in tensors.values()}, recipe.where)
     for position, node in enumerate(module.graph.output_node().args[0]):
-        held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
+        if isinstance(node, Node) and not isinstance(node.meta["val"], torch.Tensor):
+            raise UnsupportedError(
+                f"the model returns a size as the output {position}{place}", where=recipe.where,
+                expected="tensors, and values that are the same for all sizes",
+                fix="leave it out: the caller knows the sizes of what it sent",
+            )  # fmt: skip
+        if isinstance(node, Node):
+            held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
     for what, kind in held.items():
         if kind in _UNSTORABLE:
             raise UnsupportedError(
@@ -386,6 +406,13 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
             "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
             got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
+        )  # fmt: skip
+    if unknown := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output, which is not a known type", text):
+        return ExportError(
+            f"model: it returns a {unknown[1]}{at}", where=recipe.where,
+            expected="tensors, numbers and texts in tuples, lists, dicts, named tuples or registered records",
+            got=unknown[1], fix="return the tensors in it, or wrap the model in one that leaves it out (a language "
+            "model's cache: call it with use_cache=False, or keep the cache in buffers)",
         )  # fmt: skip
     if "unresolved conjugated" in text:
         return ExportError(

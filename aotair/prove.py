@@ -108,7 +108,15 @@ class _Prover:
 
     def _reference(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        outputs, buffers = self._original(inputs, states), self._original.buffers()
+        try:
+            outputs, buffers = self._original(inputs, states), self._original.buffers()
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+            raise ProofError(
+                f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
+                where=self._recipe.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
+                fix="give every size that it takes its bucket and remove pad:, or let the model take smaller ones",
+            ) from error  # fmt: skip
         return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
     def _replay(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:

@@ -11,6 +11,7 @@ from aotair_runtime.checkpoint import Checkpoint, dtype_fault, open_checkpoint, 
 from aotair_runtime.errors import AotairError, WeightsError
 
 from . import fusion
+from .aliases import refuse_layouts
 from .config import CompilerConfig
 from .errors import ModelError
 from .imports import import_callable
@@ -42,6 +43,8 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
             expected="a torch.nn.Module",
             got=type(model).__name__,
         )
+    _refuse_scripted(model, recipe)
+    refuse_layouts(dict(model.named_buffers()) | dict(model.named_parameters()), recipe.where)
     if recipe.model.dtype is not None:
         model.to(dtype(recipe.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
     if recipe.model.weights is not None:
@@ -50,6 +53,16 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
     for one in recipe.entries():
         _check_inputs(model, one)
     return model
+
+
+def _refuse_scripted(model: torch.nn.Module, recipe: Recipe) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"model.factory: {name or 'the model'} is a {type(module).__name__}", where=recipe.where,
+                expected="modules in Python: a graph is made of their code",
+                fix="return the module as it was before torch.jit.script, torch.jit.trace or torch.jit.load",
+            )  # fmt: skip
 
 
 def with_functions(recipe: Recipe) -> CompilerConfig:

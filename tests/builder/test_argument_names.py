@@ -14,8 +14,8 @@ NAMES = [
     ("float", "int", "torch"), ("device", "inf", "nan"), ("math", "operator", "fx_pytree"), ("id", "type", "ids"),
     ("class_", "lambda_", "self_"), ("add", "linear"), ("mul", "add_1", "mul_1"), ("output",), ("args",), ("kwargs",),
     ("b_x", "p_weight", "c_lifted_tensor_0"), ("placeholder", "get_attr"), ("arg0_1", "primals_1"),
-    ("sym_size_int", "s0"), ("getitem", "copy_", "clone"), ("forward", "model"),
-    ("None_", "True_"), ("z", "a"), ("_", "__"),
+    ("sym_size_int", "s0"), ("getitem", "copy_", "clone"), ("forward", "model"), ("None_", "True_"), ("z", "a"),
+    ("_", "__"),
 ]  # fmt: skip
 
 
