@@ -47,6 +47,10 @@ KEPT_WHOLE = frozenset(
         "silu",
         "silu_",
         "embedding",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
     }
 )
 

@@ -77,11 +77,11 @@ def refuse_unsupported(module: torch.fx.GraphModule, where: str) -> None:
 def _draws_random_numbers(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":  # attention draws only where it drops
-            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return given != 0.0
-    return True
+    arguments = node.target._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip((argument.name for argument in arguments), node.args)) | dict(node.kwargs)
+    # Attention draws only where it drops, and a recurrent layer only where it is trained.
+    return bool(given.get("dropout_p", True)) and bool(given.get("train", True))
 
 
 def source(node: Node) -> str:

@@ -124,18 +124,22 @@ class Entry:
             if not isinstance(tensor, _Tensor) or tensor.dtype is not dtype_ or tensor.device != device:
                 self._refuse(tensors)
         with self._lock:
-            last = self._last
-            if (
-                last is None
-                or [tensor.shape for tensor in users] != last.shapes
-                or lengths != last.lengths
-                or (mutated and not self._in_the_same_place(last, tensors))
-                or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
-            ):
-                last, tensors, users = self._find_plan(tensors, users, lengths)
-            elif mutated and ([*map(_address, users)] != last.apart or False in map(_is_contiguous, users)):
-                self._check_apart(last, users)
-            return self._replay(last.plan, tensors, users, lists)
+            try:
+                last = self._last
+                if (
+                    last is None
+                    or [tensor.shape for tensor in users] != last.shapes
+                    or lengths != last.lengths
+                    or (mutated and not self._in_the_same_place(last, tensors))
+                    or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
+                ):
+                    last, tensors, users = self._find_plan(tensors, users, lengths)
+                elif mutated and ([*map(_address, users)] != last.apart or False in map(_is_contiguous, users)):
+                    self._check_apart(last, users)
+                return self._replay(last.plan, tensors, users, lists)
+            except RuntimeError:
+                self._refuse_layouts(tensors)
+                raise
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
@@ -313,6 +317,14 @@ class Entry:
                     f"the input {spec.name!r} lies on another device than the model", where=self.spec.name,
                     expected=str(device), got=str(tensor.device), fix=f"move it with .to({str(device)!r})",
                 )  # fmt: skip
+
+    def _refuse_layouts(self, tensors: Sequence) -> None:
+        """Raises ArgumentError where an input does not lie in memory as a plain tensor does."""
+        for name, tensor in zip(self._names, tensors):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+                raise self._argument_error(
+                    f"a tensor with the layout {tensor.layout} for {name!r}", "make it .to_dense()"
+                )
 
     def _argument_error(self, got: str, fix: str = "") -> ArgumentError:
         text = ", ".join(f"{item.name}: {item.dtype}{shape_text(self.spec, item.shape)}" for item in self.spec.inputs)

@@ -11,6 +11,7 @@ import torch
 
 import aotair
 from aotair_runtime.errors import (
+    AotairError,
     ArgumentError,
     CaptureError,
     ClosedError,
@@ -110,6 +111,27 @@ def test_bad_arguments_are_refused(node):
         with pytest.raises((ArgumentError, ShapeError)) as caught:
             call()
         assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("clone_input", [True, False])
+def test_a_sparse_input_is_refused_whenever_it_comes(node, clone_input):
+    model, x = node.load("linear", clone_input=clone_input, enable_output_clone=True), torch.ones(4, 4)
+    for _ in range(2):
+        with torch.device("cpu"):
+            sparse = x.cpu().to_sparse()
+        with pytest.raises(ArgumentError if not node.has_graphs else AotairError, match=r"torch\.sparse_coo|lies on"):
+            model(sparse)
+        want = model(x)
+    assert torch.equal(model(x), want)
+
+
+def test_a_negative_view_is_what_it_stands_for(node, original):
+    for clone_input in (True, False):
+        model = node.load("linear", clone_input=clone_input, enable_output_clone=True)
+        x = torch.ones(4, 4)
+        given = [x, torch._neg_view(x), x, torch._neg_view(model.inputs["n=4"]["x"].copy_(x))]
+        for tensor in given:
+            torch.testing.assert_close(model(tensor), original("linear")(tensor.resolve_neg().clone()))
 
 
 def test_outputs_are_overwritten_by_the_next_replay_and_that_is_said_once(node):
