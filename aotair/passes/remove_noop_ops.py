@@ -1,7 +1,8 @@
 """Remove ops that return their input unchanged: same values, dtype, shape and strides.
 
 Left alone: anything whose input, or whose result, shares memory with a tensor that the graph writes to, because there a
-copy separates the old value from the new one. Unless it is an intermediate that nobody uses after it was copied.
+copy separates the old value from the new one. Unless it is an intermediate that nobody uses after it was copied. Also a
+copy of an input that is returned: whoever writes `return x.clone()` wants memory of his own.
 """
 
 import torch
@@ -37,6 +38,7 @@ _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     one_stream = not any(labels(module.graph).values())
     written, uses = written_roots(module.graph), Uses(module.graph)
+    returned = {uses.root(node) for node in module.graph.output_node().args[0]}
     for node in list(module.graph.nodes):
         if (
             node.target not in _SAME_VALUES
@@ -51,6 +53,8 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
             edits.declined(node, f"the memory of {source.name} is written elsewhere")
         elif mine in written and not dies:
             edits.declined(node, f"it is written into, and {source.name} is not to change")
+        elif owner.op == "placeholder" and mine is node and mine in returned:
+            edits.declined(node, f"it is returned, and {source.name} is not to be")
         elif edits.may(node, "changes nothing"):
             node.replace_all_uses_with(source)
             module.graph.erase_node(node)

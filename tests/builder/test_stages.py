@@ -182,3 +182,13 @@ def test_lowering_makes_the_composites_own_calls():
     _, result = exported("linear")
     concrete = specialise(result.module, {"x": (4, 4)}, "test")
     assert targets(concrete) == ["aten.t.default", "aten.addmm.default"]
+
+
+def test_a_returned_copy_of_an_input_is_kept_and_others_are_not():
+    def function(x):
+        return x.clone(), x.clone() + 1, (x + 1).clone()
+
+    module = trace(function, torch.ones(2, 3))
+    run_pass(remove_noop_ops, module)
+    assert targets(module).count("aten.clone.default") == 1
+    assert str(module.graph.output_node().args[0][0].target) == "aten.clone.default"

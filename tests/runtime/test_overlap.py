@@ -260,3 +260,12 @@ def test_an_unknown_output_is_refused():
         recipe = RECIPES["kept"] | {"outputs": {wrong: {"clone": True}}}
         with pytest.raises(RecipeError, match=r"(?s)outputs\..*a number below 2, or one of kept, passing"):
             plan(recipe)
+
+
+def test_a_copy_that_the_model_returns_is_one_though_inputs_are_used_in_place(node: Node):
+    model = load("copies", node, clone_input=False, enable_output_clone=False)
+    a, b = rows(), rows()
+    before = b.clone()
+    copied = model.forward.flat([a, b])[0]
+    b.zero_()
+    torch.testing.assert_close(copied, before)
