@@ -37,7 +37,12 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     second = calls.make()
     after, now = _tensors(model), _values(model)
     calls.reset()
-    _refuse_tensors(model, recipe, [name for name in after if after[name] != tensors.get(name)])
+    written = [name for name in after if after[name] != tensors.get(name)]
+    replaced = {name for name in written if name in tensors and after[name][0] != tensors[name][0]}
+    if set(written) != replaced or _depends_on(calls, model, replaced, first):
+        _refuse_tensors(model, recipe, written)
+    elif written:
+        log.info("the model keeps %s of each call; no output was seen to depend on it", _some(written))
     changed = [path for path in now | values if _text(now.get(path)) != _text(values.get(path))]
     if changed:
         _refuse_values(calls, recipe, {path: now[path] for path in changed if path in now}, changed, [first, second])
@@ -85,6 +90,25 @@ def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
+
+
+def _depends_on(calls: "_Calls", model: torch.nn.Module, names: set[str], outputs: list) -> bool:
+    """Whether a call answers otherwise where these tensors, which each call makes anew, hold NaN or far-off numbers
+    before it."""
+    items = [item for item in held(model) if item.path in names and isinstance(item.value, torch.Tensor)]
+    if any(item.holder is None for item in items):
+        return True
+    for item in items:
+        floating = item.value.is_floating_point() or item.value.is_complex()
+        item.holder[item.key] = torch.full_like(item.value, float("nan") if floating else 1)
+    try:
+        return not _equal(outputs, calls.make())
+    except ModelError:
+        return True
+    finally:
+        for item in items:
+            item.holder[item.key] = item.value
+        calls.reset()
 
 
 def _refuse_tensors(model: torch.nn.Module, recipe: Recipe, changed: list[str]) -> None:

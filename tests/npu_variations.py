@@ -7,6 +7,11 @@ import torch
 from npu_samples import op, samples, tensor
 
 DTYPES = (0, 1, 3, 5, 6, 12, 15, 16, 23, 24, 285, 290)  # torch's numbers of scalar types, and torch_npu's own
+# Where the schema says ScalarType: a kernel that is called by itself would take a number for a device.
+SCALAR_TYPES = (
+    *(torch.uint8, torch.int8, torch.int32, torch.float16, torch.float32, torch.bfloat16),
+    *(torch.float8_e5m2, torch.float8_e4m3fn),
+)
 _STRINGS = (
     *("BSH", "BNSD", "TND", "half", "interleave", "quarter", "pertoken", "perchannel", "pertensor"),
     *("Norm", "PA", "PA_NZ", "PA_BSND", "BSND"),
@@ -84,6 +89,8 @@ def _others(argument: torch.Argument, now: object, call: dict) -> Iterator[objec
         yield now * 2 + 0.5
     elif "str" in kind:
         yield from (value for value in _STRINGS if value != now)
+    elif "ScalarType" in str(argument.real_type):
+        yield from (value for value in SCALAR_TYPES if value != now)
     elif "int" in kind:
         yield from (value for value in {*DTYPES, -2, -1, 2, 4} if value != now)
     else:

@@ -22,7 +22,7 @@ from aotair_runtime.ops import NAMESPACES
 from .fake import quiet_torch
 
 _aten = torch.ops.aten
-_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
+_WITHOUT_KERNELS = "IPU"  # a device that torch knows by name and nobody has kernels for
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _ALIGNED = 16  # bytes that divide the strides of the factors, or the kernel refuses them
 
@@ -38,7 +38,7 @@ def body(
     it writes into an argument is copied there at the end. `device`: the kind that the program is for. Without `pure`
     the calls are those that the kernel makes, writes into its own memory included. Raises NoBody."""
     reasons = []
-    for function in _functions(op, device):
+    for function in _functions(op, device) if pure else _kernel(op):
         try:
             return _traced(mode, op, function, args, kwargs, pure)
         except Exception as error:
@@ -52,12 +52,16 @@ def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable]:
     if (known := _SAME.get(op.name())) is not None:
         yield functools.partial(known, device)
         return
-    # What the device itself would run for one of torch's own; of a custom op, the host's kernel.
-    key = _KEYS[device] if op.namespace == "aten" else "CPU"
-    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
-        yield functools.partial(torch.library.get_kernel(op.name(), key).call_boxed, _CPU)
+    yield from _kernel(op)
     if op in decomposition_table:
         yield decomposition_table[op]
+
+
+def _kernel(op: torch._ops.OpOverload) -> Iterator[Callable]:
+    # Of torch's own, what a device without a kernel runs; of a custom op, the host's kernel.
+    key = _WITHOUT_KERNELS if op.namespace == "aten" else "CPU"
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
+        yield functools.partial(torch.library.get_kernel(op.name(), key).call_boxed, _CPU)
 
 
 def _traced(
@@ -73,10 +77,15 @@ def _traced(
         own_args, own_kwargs = _pytree.tree_unflatten(given, spec)
         return function(*own_args, **own_kwargs)
 
+    fakes = [leaves[place] for place in places]
     with mode, torch.no_grad(), quiet_torch():
-        made = make_fx(functionalize(run, remove="mutations") if pure else run)(*(leaves[place] for place in places))
-    if made.graph.find_nodes(op="get_attr"):
-        raise NoBody("it holds a tensor of its own")
+        made = make_fx(run)(*fakes)
+        if not pure:
+            return made
+        if made.graph.find_nodes(op="get_attr"):
+            raise NoBody("it holds a tensor of its own")
+        # The kernel's calls, not the kernel: it may look into tensors, and these are wrapped ones.
+        made = make_fx(functionalize(made, remove="mutations"))(*fakes)
     if any(node.target is op for node in made.graph.nodes):
         raise NoBody("it is no other ops")
     made.graph.eliminate_dead_code()
@@ -97,6 +106,8 @@ def defining_packages(ops: Iterable[str]) -> dict[str, str]:
 
 def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """`input[offs[i - 1] : offs[i]] @ weight[i]` for each i: input (rows, k), weight (groups, k, n), ends offs."""
+    if (input.dim(), weight.dim()) != (2, 3):
+        raise NoBody("it is served for an input of two dimensions and a weight of three")
     if device == "npu":
         ends = offs.to(torch.int64)
         return torch.ops.npu.npu_grouped_matmul(

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from aotair_runtime.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
-from ..ops.host import vendor
+from ..outs import out_variant
 from ..targets import Target
 from .bodies import NoBody, body
 from .fake import evaluate
@@ -21,6 +21,10 @@ from .verify import source
 
 # What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
 _ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED})
+
+
+# What gives a number that the host has to know: a capture cannot wait for it.
+_READS = {torch.Tag.data_dependent_output}
 
 
 class GraphBuilder:
@@ -120,10 +124,14 @@ def _takes(build: GraphBuilder, op: object, given: tuple, nodes: Nodes) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return True
     target = Target(nodes.device)
-    if nodes.device == "npu" and vendor(op) is not None:
-        return True
-    if not nodes.names(op) or nodes.device in ("cpu", op.namespace) or op in _ALWAYS or target.has_kernel(op):
+    if not nodes.names(op) or nodes.device == "cpu":
         return nodes.names(op)
+    if _READS & set(op.tags):
+        return False
+    if op in _ALWAYS or _is_view(op) or target.has_kernel(op) or out_variant(op, target) is not None:
+        return True
+    if op.namespace == nodes.device:
+        return True
     if target.composed(op) and op not in build.composed:
         build.composed[op] = False  # where it calls itself
         build.composed[op] = _composed(build, op, given, nodes)
@@ -137,6 +145,12 @@ def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: tuple, node
         return False
     calls = (call for call in inner.graph.nodes if call.op == "call_function")
     return all(_takes(build, call.target, (call.args, call.kwargs), nodes) for call in calls)
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    """Whether a call computes nothing: its results are views of its arguments."""
+    results = op._schema.returns
+    return bool(results) and not op._schema.is_mutable and all(r.alias_info is not None for r in results)
 
 
 def _value(node: Node) -> object:

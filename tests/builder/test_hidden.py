@@ -185,3 +185,35 @@ def test_a_value_that_does_no_harm_is_left_alone(name, tmp_path):
     with aotair.load(aotair.build(recipe(name), tmp_path / "a.aotair"), enable_output_clone=True) as model:
         for _ in range(3):
             torch.testing.assert_close(model(x), original(x))
+
+
+class Keeps(torch.nn.Module):
+    """What a call leaves for the next one to overwrite, as a layer that keeps its attention weights does."""
+
+    def __init__(self, reads: bool):
+        super().__init__()
+        self.seen = Kept()
+        self.reads = reads
+
+    def forward(self, x):
+        before, self.seen.last = self.seen.last, x * 2
+        return self.seen.last + (before if self.reads and before is not None else 1)
+
+
+class Kept:
+    last = None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_tensors_that_each_call_makes_anew_are_state_only_where_the_next_reads_them(reads, tmp_path):
+    recipe = {
+        "name": "keeps",
+        "model": {"factory": f"{__file__}:Keeps", "kwargs": {"reads": reads}},
+        "inputs": {"x": {"shape": [3], "dtype": "float32"}},
+    }
+    if reads:
+        with pytest.raises(UnsupportedError, match=r"the model changes seen\.last, which outlives the call"):
+            aotair.build(recipe, tmp_path / "a.aotair")
+    else:
+        model = aotair.load(aotair.build(recipe, tmp_path / "a.aotair"))
+        assert model(torch.ones(3)).tolist() == [3, 3, 3]

@@ -3,6 +3,7 @@
 import sys
 
 import kernel_lists
+import models
 import pytest
 import torch
 from cases import MODELS, RECIPES, ROOT
@@ -51,6 +52,47 @@ def test_an_op_that_the_device_cannot_run_is_refused_by_name_and_line(tmp_path):
         aotair.build(recipe, tmp_path / "x.aotair")
     assert "models.py" in str(caught.value)
     aotair.build(recipe | {"target": {"device": "cpu"}}, tmp_path / "x.aotair")
+
+
+def apart(name: str, device: str) -> dict:
+    return {
+        "name": "apart",
+        "model": {"factory": f"{MODELS}:Apart", "kwargs": {"name": name}},
+        "inputs": {"x": {"shape": ["n", 4, 4, 4], "dtype": "float32"}},
+        "buckets": {"n": [1, 2]},
+        "target": {"device": device},
+    }
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+@pytest.mark.parametrize("name", models.APART)
+def test_an_op_without_a_kernel_becomes_what_it_is_made_of(name, device, tmp_path):
+    path = aotair.build(apart(name, device), tmp_path / "x.aotair")
+    with aotair.load(path, device="cpu") as model:
+        x = torch.randn(2, 4, 4, 4)
+        torch.testing.assert_close(model(x), models.APART[name](x))
+
+
+def test_an_op_whose_parts_have_no_kernel_is_refused_when_it_is_built(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"_logcumsumexp.* has no kernel on npu \(test_targets") as caught:
+        aotair.build(apart("logcumsumexp", "npu") | {"model": {"factory": f"{__file__}:logcumsumexp"}}, tmp_path / "x")
+    assert not (tmp_path / "x").exists() and "host" in caught.value.fix
+
+
+class LogCumSumExp(torch.nn.Module):
+    def forward(self, x):
+        return x.logcumsumexp(-1)
+
+
+def logcumsumexp() -> torch.nn.Module:
+    return LogCumSumExp()
+
+
+def test_what_has_an_out_kernel_stays_whole(tmp_path):
+    """gelu has a kernel of torch_npu that writes into given memory, and is not taken apart."""
+    path = aotair.build(RECIPES["encoder"] | {"target": {"device": "npu"}}, tmp_path / "x.aotair")
+    names = {op.name for op in read_program(path).ops}
+    assert not {name for name in names if name.startswith(("aten::erf", "aten::rsqrt"))}, names
 
 
 def test_an_artifact_for_the_npu_is_built_and_proved_here(tmp_path):
