@@ -5,8 +5,6 @@ import contextlib
 import torch
 from torch import nn
 
-VOCABULARY = 96
-
 
 def _torchvision():
     """torchvision, without the ops of its extension where that is for another build of torch: no model here calls them,
