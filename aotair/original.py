@@ -31,7 +31,13 @@ class Original:
     def __init__(self, model: torch.nn.Module, recipe: Recipe):
         self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
         self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
-        self._buffers = {name: _once(buffer).clone() for name, buffer in model.named_buffers()}
+        # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
+        self._first = [
+            (module, name, buffer, _once(buffer).clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
 
     def __call__(
         self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
@@ -53,9 +59,10 @@ class Original:
             return model(**given | {name: given[name].tolist() for name in self._lists})
 
     def reset(self) -> None:
-        """Give every buffer the value it had at first."""
-        for name, buffer in self._model.named_buffers():
-            _once(buffer).copy_(self._buffers[name])
+        """Put every buffer back that was there at first, with the value it had."""
+        for module, name, buffer, value in self._first:
+            _once(buffer).copy_(value)
+            module._buffers[name] = buffer
 
     def buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._model.named_buffers())

@@ -1,6 +1,7 @@
 """Sympy sizes and pytree structures, as the plain data of the format."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import sympy
 import torch
@@ -35,11 +36,32 @@ def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, object]) -> object:
         return ("max", *_operands(expr, symbols))
     if isinstance(expr, (functions.Min, sympy.Min)):
         return ("min", *_operands(expr, symbols))
+    if isinstance(expr, (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)):
+        product, divisor = _ratio(expr.args[0], symbols)
+        up = divisor - 1 if isinstance(expr, functions.CeilToInt) else 0
+        return ("//", ("+", product, up) if up else product, divisor) if divisor > 1 else product
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
         return ("*", *[_expr(expr.base, symbols)] * int(expr.exp)) if expr.exp > 1 else _expr(expr.base, symbols)
     raise UnsupportedError(
         f"an output's size is {expr}", expected="sums, products, floor divisions, minima and maxima of the dimensions"
     )
+
+
+def _ratio(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, object]) -> tuple[object, int]:
+    """A product of a size and a number that is not whole, as a size and a divisor."""
+    if isinstance(expr, functions.ToFloat):
+        return _expr(expr.args[0], symbols), 1
+    if isinstance(expr, functions.IntTrueDiv) and expr.args[1].is_Integer and expr.args[1] > 0:
+        return _expr(expr.args[0], symbols), int(expr.args[1])
+    if isinstance(expr, sympy.Mul) and len(expr.args) == 2 and expr.args[0].is_Float and expr.args[0] > 0:
+        factor = Fraction(float(expr.args[0])).limit_denominator(1 << 16)
+        if float(factor) == float(expr.args[0]):
+            size, divisor = _ratio(expr.args[1], symbols)
+            return (size if factor.numerator == 1 else ("*", factor.numerator, size)), divisor * factor.denominator
+    raise UnsupportedError(
+        f"an output's size is made of {expr}", expected="a size times a number, rounded",
+        fix="give the size, and not a scale factor, where the model resizes",
+    )  # fmt: skip
 
 
 def _operands(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, object]) -> tuple:

@@ -28,7 +28,7 @@ _FRESH = 1_000_000  # a stream of random numbers that the build does not draw it
 
 @dataclass(frozen=True)
 class Result:
-    """`outcome`: right, wrong, refused or traceback. `error`: the largest against the original; `says` what came."""
+    """`outcome`: right, wrong, refused, traceback, or not made. `error`: the largest against the original; `says` what came."""
 
     name: str
     outcome: str
@@ -59,7 +59,10 @@ def tried(name: str, folder: Path) -> Result:
         path = aotair.build(parsed, folder / f"{parsed.name}.aotair")
         worst, right = _compared(parsed, path)
     except aotair.AotairError as error:
-        return Result(name, "refused", time.perf_counter() - start, says=str(error))
+        outcome = (
+            "not made" if "model.factory" in error.what else "refused"
+        )  # its library does not take these arguments
+        return Result(name, outcome, time.perf_counter() - start, says=str(error))
     except Exception:
         return Result(name, "traceback", time.perf_counter() - start, says=traceback.format_exc()[-1500:])
     return Result(name, "right" if right else "wrong", time.perf_counter() - start, worst)

@@ -217,3 +217,32 @@ def test_tensors_that_each_call_makes_anew_are_state_only_where_the_next_reads_t
     else:
         model = aotair.load(aotair.build(recipe, tmp_path / "a.aotair"))
         assert model(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+class Late(torch.nn.Module):
+    """A buffer that the first call replaces by one of the size that it needs, and a state that each call replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", torch.zeros(1, 1), persistent=False)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if self.places.shape[1] != x.shape[1]:
+            self.places = torch.arange(float(x.shape[1]))[None]
+        self.seen = self.seen + x.sum(0)
+        return x + self.places, self.seen * 1
+
+
+def test_a_buffer_that_a_call_replaces_is_put_back_itself(tmp_path):
+    recipe = {
+        "name": "late",
+        "model": {"factory": f"{__file__}:Late"},
+        "inputs": {"x": {"shape": ["n", 4], "dtype": "float32"}},
+        "buckets": {"n": [1, 3]},
+    }
+    model, original = aotair.load(aotair.build(recipe, tmp_path / "a.aotair")), Late()
+    for rows in (1, 3, 1, 3):
+        x = torch.randn(rows, 4)
+        for got, want in zip(model(x), original(x)):
+            torch.testing.assert_close(got, want)

@@ -189,3 +189,22 @@ def test_torch_is_left_as_it_was():
     with pytest.raises(RuntimeError, match="within"), guard_lines():
         raise RuntimeError("within")
     assert ShapeEnv._log_guard is before
+
+
+class Resize(torch.nn.Module):
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return torch.nn.functional.interpolate(x, scale_factor=self.factor, mode="bilinear")
+
+
+@pytest.mark.parametrize("factor", [2, 0.5, 1.5, 0.75])
+def test_sizes_that_are_scaled_and_rounded(factor, tmp_path):
+    given = recipe("Resize", ["b", 3, "h", "w"], {"b": [1, 2], "h": [7, 9], "w": [8, 10]})
+    given["model"]["kwargs"] = {"factor": factor}
+    model = aotair.load(aotair.build(given, tmp_path / "a.aotair"))
+    for shape in ((1, 3, 7, 10), (2, 3, 9, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(model(x), Resize(factor)(x))
