@@ -418,6 +418,12 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
             got=unknown[1], fix="return the tensors in it, or wrap the model in one that leaves it out (a language "
             "model's cache: call it with use_cache=False, or keep the cache in buffers)",
         )  # fmt: skip
+    if "copy__default" in text and "expand" in text:
+        return ExportError(
+            f"model: it puts a tensor of another shape in the place of a buffer{at}", where=recipe.where,
+            expected="buffers that keep their shapes, for all buckets", got=lines[0],
+            fix="make it for the largest size in __init__, or compute it in each call and keep it in no buffer",
+        )  # fmt: skip
     if "unresolved conjugated" in text:
         return ExportError(
             f"model: it takes apart, or writes through, a conjugate of a complex tensor{at}", where=recipe.where,

@@ -31,8 +31,14 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     Two calls are made: what the first one makes and the second one leaves alone is a constant made late.
     """
     calls = _Calls(model, recipe)
+    before = _buffers(model)
     first = calls.make()
+    late = {place: buffer for place, buffer in _buffers(model).items() if _is_another(buffer, before.get(place))}
     calls.reset()
+    if late:
+        for (module, name), buffer in late.items():
+            module._buffers[name] = buffer
+        calls = _Calls(model, recipe)
     tensors, values = _tensors(model), _values(model)
     second = calls.make()
     after, now = _tensors(model), _values(model)
@@ -46,6 +52,17 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     changed = [path for path in now | values if _text(now.get(path)) != _text(values.get(path))]
     if changed:
         _refuse_values(calls, recipe, {path: now[path] for path in changed if path in now}, changed, [first, second])
+
+
+def _buffers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.Tensor]:
+    return {(module, name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
+
+
+def _is_another(buffer: torch.Tensor | None, before: torch.Tensor | None) -> bool:
+    """Whether a buffer has been replaced by one of another shape or dtype: as only a constant made late can be."""
+    if buffer is None or before is None:
+        return buffer is not before
+    return buffer.shape != before.shape or buffer.dtype != before.dtype
 
 
 class _Calls:

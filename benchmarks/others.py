@@ -28,7 +28,8 @@ _FRESH = 1_000_000  # a stream of random numbers that the build does not draw it
 
 @dataclass(frozen=True)
 class Result:
-    """`outcome`: right, wrong, refused, traceback, or not made. `error`: the largest against the original; `says` what came."""
+    """`outcome`: right, wrong, refused, traceback, or not made (its library refuses the arguments). `error`: the
+    largest against the original; `says` what came."""
 
     name: str
     outcome: str

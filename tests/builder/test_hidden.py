@@ -11,6 +11,7 @@ from torch import nn
 
 import aotair
 from aotair.errors import UnsupportedError
+from aotair_runtime.errors import AotairError
 
 X = {"x": {"shape": [2, 3], "dtype": "float32"}}
 
@@ -246,3 +247,14 @@ def test_a_buffer_that_a_call_replaces_is_put_back_itself(tmp_path):
         x = torch.randn(rows, 4)
         for got, want in zip(model(x), original(x)):
             torch.testing.assert_close(got, want)
+
+
+def test_a_buffer_that_has_another_shape_in_each_bucket_is_refused_with_the_line(tmp_path):
+    recipe = {
+        "name": "late",
+        "model": {"factory": f"{__file__}:Late"},
+        "inputs": {"x": {"shape": [2, "n"], "dtype": "float32"}},
+        "buckets": {"n": [4, 6]},
+    }
+    with pytest.raises(AotairError, match=r"\(at test_hidden\.py:"):
+        aotair.build(recipe, tmp_path / "a.aotair")
