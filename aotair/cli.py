@@ -361,12 +361,13 @@ def bench(
 
     originals = {}
     if recipe is not None:
+        from .arguments import by_name
         from .recipe import read_recipe
         from .source import load_model
 
         parsed = read_recipe(recipe)
         original = load_model(parsed)
-        originals = {one.entry: getattr(original, one.method) for one in parsed.entries()}
+        originals = {one.entry: by_name(getattr(original, one.method), one) for one in parsed.entries()}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
     with _loaded(artifact, namespaces, modules, device=device) as model:
         if originals:

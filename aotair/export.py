@@ -1,7 +1,9 @@
 """torch.export, once, with symbolic dimensions: the original model becomes one graph with classified inputs."""
 
 import contextlib
+import functools
 import inspect
+import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,8 @@ from torch.utils import _pytree
 from aotair_runtime.check import dtype
 
 from .aliases import refuse_layouts, refuse_shared_writes
-from .errors import ExportError, SizesError, UnsupportedError, user_frame
+from .arguments import Arguments
+from .errors import ExportError, ModelError, SizesError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.fake import quiet_torch
@@ -26,7 +29,7 @@ from .graph.resolve import resolve_views
 from .graph.verify import refuse_unsupported, source
 from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env, solved
 from .hidden import hidden_tensors
-from .hostlist import taking_lists
+from .hostlist import with_lists
 from .names import Names, names_of
 from .original import calling
 from .recipe import Recipe
@@ -122,18 +125,21 @@ def export_at(model: torch.nn.Module, recipe: Recipe, bucket: tuple[int, ...]) -
 
 
 def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], dims: Mapping[str, object]) -> Exported:
+    keywords = _keywords(recipe)
     examples = {
-        name: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
+        keywords[name]: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
         for name, item in recipe.inputs.items()
     }
     shapes = {
-        name: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
+        keywords[name]: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
         for name, item in recipe.inputs.items()
     }
     try:
         with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_inputs(model, recipe):
             program = torch.export.export(model, (), examples, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(_composites_to_decompose())
+    except ModelError:  # of the recipe's arguments
+        raise
     except Exception as error:
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(
@@ -151,17 +157,27 @@ def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], 
 
 @contextlib.contextmanager
 def _with_inputs(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
-    """Within the block, the model's parameters are the recipe's inputs, each by its name though the model may take it
-    among `**kwargs`, and host inputs are what stands for lists."""
+    """Within the block, the model's parameters are the recipe's inputs, each by its keyword though the model may take
+    it among `*args` or `**kwargs` or as a part of an argument; constants are what they are, and host inputs what stands
+    for lists."""
     parameters = inspect.signature(model.forward).parameters
-    named = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    if named >= set(recipe.inputs) and not any(item.host for item in recipe.inputs.values()):
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    hosts = any(item.host for item in recipe.inputs.values())
+    if named >= set(recipe.inputs) and not hosts and not recipe.constants:
         yield
         return
-    had = model.__dict__.get("forward")
-    model.forward = taking_lists(model, recipe)
-    model.forward.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in recipe.inputs]
+    had, forward, keywords = model.__dict__.get("forward"), model.forward, _keywords(recipe)
+    arguments = Arguments(forward, recipe)
+
+    @functools.wraps(forward)
+    def call(*given, **named):
+        values = dict(zip(keywords, given)) | {name: named[k] for name, k in keywords.items() if k in named}
+        args, kwargs = arguments(with_lists(values, recipe))
+        return forward(*args, **kwargs)
+
+    model.forward = call
+    call.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in keywords.values()]
     )
     try:
         yield
@@ -169,6 +185,22 @@ def _with_inputs(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
         del model.forward
         if had is not None:
             model.forward = had
+
+
+def _keywords(recipe: Recipe) -> dict[str, str]:
+    """What each input is called while the model is exported: `batch.ids` is no name in Python."""
+    found: dict[str, str] = {}
+    plain = {name for name in recipe.inputs if _is_keyword(name)}
+    for name in recipe.inputs:
+        word = re.sub(r"\W", "_", name)
+        while name not in plain and (word in plain or word in found.values() or not _is_keyword(word)):
+            word += "_"
+        found[name] = word
+    return found
+
+
+def _is_keyword(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 # ---- what to ask of torch.export -----------------------------------------------------------------------------------
@@ -223,7 +255,8 @@ def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
     decompose(module)
     refuse_unsupported(module, recipe.where)
     places = _with_lasting_names(module)
-    inputs = {name: places[placeholder] for name, placeholder in _inputs(program).items()}
+    placeholders = _inputs(program)
+    inputs = {name: places[placeholders[word]] for name, word in _keywords(recipe).items()}
     tensors: dict[str, Constant] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:

@@ -77,6 +77,8 @@ class _Calls:
         recipe = self._recipe
         try:
             result = self._original.call({name: tensor.clone() for name, tensor in self._inputs.items()})
+        except ModelError:  # of the recipe's arguments
+            raise
         except UnsupportedError as error:  # of an op's host kernel
             raise UnsupportedError(
                 error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,

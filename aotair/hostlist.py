@@ -1,7 +1,6 @@
 """A list of lengths while a model is exported: an object that stands for it and may only be handed on to ops."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -52,16 +51,10 @@ for _method in _REFUSED.split():
     setattr(HostList, f"__{_method}__", _refuses(f"__{_method}__"))
 
 
-def taking_lists(model: torch.nn.Module, recipe: Recipe) -> Callable:
-    """The model's forward, with host inputs as the objects that stand for lists."""
-    forward, names = model.forward, [name for name, item in recipe.inputs.items() if item.host]
-
-    @functools.wraps(forward)
-    def call(*args, **kwargs):
-        lists = {name: HostList(name, kwargs[name]) for name in names if name in kwargs}
-        return forward(*args, **kwargs | lists)
-
-    return call
+def with_lists(values: Mapping[str, object], recipe: Recipe) -> dict[str, object]:
+    """Inputs by name, host inputs as the objects that stand for lists."""
+    lists = [name for name, item in recipe.inputs.items() if item.host]
+    return {**values, **{name: HostList(name, values[name]) for name in lists}}
 
 
 def _name(func: object) -> str | None:

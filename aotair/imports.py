@@ -13,12 +13,13 @@ from .errors import ModelError
 _under_way: dict[Path, ModuleType] = {}  # files that are being executed
 
 
-def import_callable(name: str, folder: Path, where: str, field: str) -> Callable:
-    """The callable that `package.module:attribute` or `path/to/file.py:attribute` names; raises ModelError."""
+def import_callable(name: str, folder: Path, where: str, field: str, *, anew: bool = True) -> Callable:
+    """The callable that `package.module:attribute` or `path/to/file.py:attribute` names; raises ModelError. A file is
+    executed `anew`, or else only where it has not been: a class of it is then the one that the model knows."""
     module_name, _, attribute = name.rpartition(":")
     try:
         with importing_from(folder):
-            module = _import_file(folder / module_name) if module_name.endswith(".py") else _import(module_name)
+            module = _import_file(folder / module_name, anew) if module_name.endswith(".py") else _import(module_name)
             value = module
             for part in attribute.split("."):
                 value = getattr(value, part)
@@ -54,7 +55,7 @@ def _import(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, anew: bool) -> ModuleType:
     """The module in a file, executed anew; not where it is the script that runs, or calls for itself meanwhile: a file
     that holds a model, passes and the call that builds it would import itself without end."""
     if not path.is_file():
@@ -66,6 +67,9 @@ def _import_file(path: Path) -> ModuleType:
         return _under_way[path]
     spec = importlib.util.spec_from_file_location(f"_aotair_recipe_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    there = sys.modules.get(spec.name)
+    if not anew and there is not None and getattr(there, "__file__", None) == str(path):
+        return there
     sys.modules[spec.name] = _under_way[path] = module
     try:
         spec.loader.exec_module(module)

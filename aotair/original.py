@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils import _pytree
 
+from .arguments import Arguments, register_results
 from .graph.resolve import resolved
 from .recipe import Recipe
 
@@ -30,6 +31,7 @@ class Original:
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe):
         self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
+        self._arguments = Arguments(getattr(model, recipe.method), recipe)
         self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
         # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
         self._first = [
@@ -56,7 +58,10 @@ class Original:
         """What the model returns, with its buffers as they are."""
         with torch.no_grad(), calling(self._model, self._method) as model:
             given = {name: inputs[name] for name in self._names}
-            return model(**given | {name: given[name].tolist() for name in self._lists})
+            args, kwargs = self._arguments(given | {name: given[name].tolist() for name in self._lists})
+            result = model(*args, **kwargs)
+        register_results(result)
+        return result
 
     def reset(self) -> None:
         """Put every buffer back that was there at first, with the value it had."""

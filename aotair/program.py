@@ -218,6 +218,7 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
         exported.structure,
         buckets,
         tuple(order),
+        tuple(recipe.constant_values().items()),
     )
 
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,9 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DType = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+# An argument, or by dots what lies within one: batch.ids, layers.0
+InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.=\s]+)*$")]
+CONTAINERS = {"dict": dict, "list": list, "tuple": tuple}
 Size = Annotated[int, Field(ge=1)]
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -50,6 +53,18 @@ def _budget(value: object) -> object:
     value = _bytes(value)
     if isinstance(value, float) and not 0 < value <= 1:
         raise ValueError(f"a share of the device is more than 0 and at most 1, not {value}")
+    return value
+
+
+def _plain(value: object) -> object:
+    """A constant: a plain value, or lists and dicts of such, none of them empty."""
+    if isinstance(value, (list, dict)):
+        if not value:
+            raise ValueError(f"an empty {type(value).__name__} holds no constant: leave it to the method's default")
+        for item in value.values() if isinstance(value, dict) else value:
+            _plain(item)
+    elif not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError(f"a constant is a number, a text, true, false or null, not a {type(value).__name__}")
     return value
 
 
@@ -175,7 +190,9 @@ class QuantizePart(_Part):
     )
 
 
-Inputs = dict[Name, InputPart]
+Inputs = dict[InputName, InputPart]
+Constants = dict[InputName, Annotated[Any, BeforeValidator(_plain)]]
+Types = dict[InputName, Annotated[str, Field(pattern=r"^(dict|list|tuple|[^:]+:[A-Za-z_][A-Za-z0-9_.]*)$")]]
 Outputs = dict[int | str, OutputPart]
 Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 
@@ -188,6 +205,8 @@ class EntryPart(_Part):
     buckets: Buckets = Field(default_factory=dict)
     outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     samples: str | None = Field(None, description="as verify.samples, for this entry point")
+    constants: Constants = Field(default_factory=dict, description="as the recipe's, for this entry point")
+    types: Types = Field(default_factory=dict, description="as the recipe's, for this entry point")
 
     @field_validator("buckets")
     @classmethod
@@ -213,7 +232,17 @@ class Recipe(_Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     model: ModelPart
     target: TargetPart = Field(default_factory=TargetPart)
-    inputs: Inputs = Field(default_factory=dict)
+    inputs: Inputs = Field(
+        default_factory=dict, description="the tensors that the method takes; dotted names lie within an argument"
+    )
+    constants: Constants = Field(
+        default_factory=dict, description="its other arguments, or parts of them: numbers, texts, true, false, null"
+    )
+    types: Types = Field(
+        default_factory=dict,
+        description="what holds the parts of an argument, where the method's annotation does not say: dict, list, "
+        "tuple, or a class (module:Class)",
+    )
     buckets: Buckets = Field(
         default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
     )
@@ -271,7 +300,7 @@ class Recipe(_Part):
         for name, part in self.entry_points.items():
             verify = self.verify.model_copy(update={"samples": part.samples})
             changes = {"inputs": part.inputs, "buckets": part.buckets, "outputs": part.outputs}
-            changes |= {"entry_points": {}, "verify": verify}
+            changes |= {"constants": part.constants, "types": part.types, "entry_points": {}, "verify": verify}
             one = self.model_copy(update=changes)
             one._file, one._entry, one._method = self._file, name, part.method
             found.append(one)
@@ -295,6 +324,10 @@ class Recipe(_Part):
         given = self.verify
         return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
 
+    def constant_values(self) -> dict[str, object]:
+        """The constants, each plain value under a dotted name of its own."""
+        return dict(_leaves(self.constants))
+
     def dims(self) -> tuple[str, ...]:
         """The dynamic dimensions, in the order in which the inputs name them."""
         return tuple(dict.fromkeys(d for item in self.inputs.values() for d in item.shape if isinstance(d, str)))
@@ -311,6 +344,15 @@ class Recipe(_Part):
         else:
             buckets = (tuple(bucket[dim] for dim in dims) for bucket in self.buckets)
         return tuple(sorted(set(buckets))) or ((),)
+
+
+def _leaves(values: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, (list, dict)):
+            items = value if isinstance(value, dict) else dict(enumerate(value))
+            yield from _leaves(items, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -345,10 +387,15 @@ def _change(data: dict, change: str, where: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"--set {name}: not YAML: {error}", where=where, got=text) from error
-    for parent in parents:
-        if isinstance(data, dict) and data.get(parent) is None:
-            data[parent] = {}
-        data = data[parent] if isinstance(data, dict) else None
+    while parents:
+        if not isinstance(data, dict):
+            break
+        # A key may have dots itself: inputs.batch.ids.dtype
+        keys = [".".join(parents[:count]) for count in range(len(parents), 0, -1)]
+        found = next((key for key in keys if key in data), parents[0])
+        if data.get(found) is None:
+            data[found] = {}
+        data, parents = data[found], parents[found.count(".") + 1 :]
     if not equals or not all((*parents, last)) or not isinstance(data, dict):
         raise RecipeError("--set: no field of the recipe", where=where, expected="PATH.TO.FIELD=VALUE", got=change)
     data[last] = value
@@ -365,6 +412,7 @@ def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
     _check_entries(recipe, where)
     for one in recipe.entries():
         at = where if one.entry == "forward" else f"{where}: entry_points.{one.entry}"
+        _check_names(one, at)
         _check_buckets(one, at)
         _check_distinct(one, at)
     return recipe
@@ -372,7 +420,7 @@ def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
 
 def _check_entries(recipe: Recipe, where: str) -> None:
     fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "outputs": recipe.outputs}
-    fields["verify.samples"] = recipe.verify.samples
+    fields |= {"constants": recipe.constants, "types": recipe.types, "verify.samples": recipe.verify.samples}
     if not recipe.entry_points and not recipe.inputs:
         raise RecipeError(
             "inputs: missing",
@@ -389,6 +437,37 @@ def _check_entries(recipe: Recipe, where: str) -> None:
             raise RecipeError(
                 f"entry_points.{name}: a loaded model has an attribute of that name", where=where, fix="rename it"
             )
+
+
+def _check_names(recipe: Recipe, where: str) -> None:
+    """Inputs and constants are apart, and what lies in a list is there without a gap."""
+    names = [*recipe.inputs, *recipe.constant_values()]
+    steps: dict[str, list[str]] = {}
+    for name in names:
+        for end in (end for end, sign in enumerate(name) if sign == "."):
+            steps.setdefault(name[:end], []).append(name[end + 1 :].partition(".")[0])
+    for name in names:
+        if names.count(name) > 1 or name in steps:
+            what = "an input and a constant" if names.count(name) > 1 else f"{name} itself, and {name}.{steps[name][0]}"
+            raise RecipeError(
+                f"inputs.{name}: there are {what}", where=where, expected="one for each argument or part of one",
+                fix="remove one of them",
+            )  # fmt: skip
+    for path, found in steps.items():
+        kinds, numbers = {step.isdigit() for step in found}, list(dict.fromkeys(found))
+        listed = kinds == {True} and recipe.types.get(path) != "dict"
+        mine = [n for n in numbers if any(f"{name}.".startswith(f"{path}.{n}.") for name in recipe.inputs)]
+        gap = listed and (sorted(map(int, numbers)) != list(range(len(numbers))) or mine != sorted(mine, key=int))
+        if len(kinds) > 1 or gap:
+            raise RecipeError(
+                f"inputs.{path}: it is no list and no dict", where=where, got=", ".join(found),
+                expected="names, or the numbers 0, 1, 2 … in order", fix="name each thing that lies in it",
+            )  # fmt: skip
+    for path in [path for path in recipe.types if path not in steps]:
+        raise RecipeError(
+            f"types.{path}: nothing lies in it", where=where, expected=f"an input or constant {path}.NAME",
+            got=", ".join(names), fix="remove it",
+        )  # fmt: skip
 
 
 def _check_buckets(recipe: Recipe, where: str) -> None:

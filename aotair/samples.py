@@ -85,7 +85,10 @@ def read_samples(recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
         raise RecipeError(f"verify.samples: not readable: {error}", where=recipe.where, got=str(file)) from error
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for key in sorted(tensors):
-        sample, _, name = key.rpartition(".")
+        # Names of inputs may have dots themselves.
+        ends = [name for name in recipe.inputs if key == name or key.endswith(f".{name}")]
+        name = max(ends, key=len, default=key)
+        sample = key.removesuffix(name).removesuffix(".")
         groups.setdefault(sample, {})[name] = tensors[key]
     for sample, inputs in groups.items():
         if set(inputs) != set(recipe.inputs):

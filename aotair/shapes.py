@@ -1,5 +1,6 @@
 """Sympy sizes and pytree structures, as the plain data of the format."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -86,20 +87,21 @@ def _tree(spec: _pytree.TreeSpec, leaves) -> tuple:
     if kind is dict or kind.__name__ in ("OrderedDict", "defaultdict"):
         keys = context[1] if kind.__name__ == "defaultdict" else context
         return ("dict", tuple(keys), *children)
+    if _pytree.is_structseq_class(kind) or hasattr(kind, "_fields") or hasattr(context, "_fields"):
+        named = context if hasattr(context, "_fields") else kind
+        fields = getattr(named, "_fields", None) or named.__match_args__
+        return ("named", named.__name__, tuple(fields), *children)
     names = _field_names(kind, context)
     if names is None or len(names) != len(children):
         raise UnsupportedError(
             f"the model returns a {kind.__name__}", expected="tensors in tuples, lists, dicts or records"
         )
-    return ("record", kind.__name__, tuple(names), *children)
+    absent = [f.name for f in dataclasses.fields(kind) if f.name not in names] if dataclasses.is_dataclass(kind) else []
+    return ("record", kind.__name__, (*names, *absent), *children, *[("const", None)] * len(absent))
 
 
 def _field_names(kind: type, context: object) -> Sequence[str] | None:
-    """The names of a named tuple's, dataclass's or model output's fields, from how pytree remembers it."""
-    if isinstance(context, type) and hasattr(context, "_fields"):
-        return context._fields
-    if hasattr(kind, "_fields"):
-        return kind._fields
+    """The names of a dataclass's or model output's fields, from how pytree remembers it."""
     for part in context if isinstance(context, (tuple, list)) else ():
         if isinstance(part, (tuple, list)) and all(isinstance(name, str) for name in part):
             return part

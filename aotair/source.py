@@ -171,20 +171,30 @@ def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
             got=recipe.method,
         )  # fmt: skip
     parameters = inspect.signature(method).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes = ", ".join(f"{n}" if p.default is p.empty else f"{n} (optional)" for n, p in named.items())
-    for name in recipe.inputs:
-        if name not in named and not open_ended:
-            raise ModelError(
-                f"inputs.{name}: the model does not take this input", where=recipe.where,
-                expected=f"arguments of {type(model).__name__}.{recipe.method}: {takes}", got=name,
-                fix="rename or remove it",
-            )  # fmt: skip
+    several = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
+    rest = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+    named = {n: p for n, p in parameters.items() if n not in (several, rest)}
+    takes = [n if p.default is p.empty else f"{n} (optional)" for n, p in named.items()]
+    takes += [f"{several}.0 … (as *{several})"] * (several is not None) + [f"any (as **{rest})"] * (rest is not None)
+    expected = f"arguments of {type(model).__name__}.{recipe.method}: {', '.join(takes)}"
+    given = {"inputs": recipe.inputs, "constants": recipe.constants}
+    for field, name in ((field, name) for field, names in given.items() for name in names):
+        top, dot, inner = name.partition(".")
+        if (top == several and not dot) or (top == rest and dot):
+            fix = f"write {top}.0, {top}.1 …" if top == several else f"write {inner}: it is an argument of its own"
+        elif top in named or top == several or rest is not None:
+            continue
+        else:
+            fix = "rename or remove it"
+        raise ModelError(
+            f"{field}.{name}: the model does not take this input", where=recipe.where, expected=expected, got=name,
+            fix=fix,
+        )  # fmt: skip
+    tops = {name.partition(".")[0] for names in given.values() for name in names}
     for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in recipe.inputs:
+        if parameter.default is parameter.empty and name not in tops:
             raise ModelError(
-                f"inputs: the model needs {name!r}", where=recipe.where,
-                expected=f"arguments of {type(model).__name__}.{recipe.method}: {takes}", got=", ".join(recipe.inputs),
-                fix=f"describe {name} under inputs",
+                f"inputs: the model needs {name!r}", where=recipe.where, expected=expected,
+                got=", ".join(recipe.inputs),
+                fix=f"describe {name} under inputs, or give it a value under constants where it is no tensor",
             )  # fmt: skip

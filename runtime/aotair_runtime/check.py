@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .arguments import PLAIN
 from .buckets import evaluate
 from .errors import MalformedError
 from .lists import list_inputs
@@ -160,6 +161,7 @@ class _Rules:
             for expr in output.shape:
                 self.expr(expr, entry, f"{path}.outputs[{i}].shape")
         self.tree(entry.structure, len(entry.outputs), f"{path}.structure")
+        self.arguments(entry, path)
         order = sorted(entry.capture_order)
         self.require(
             order == list(range(len(entry.buckets))), f"{path}.capture_order", "each bucket once", entry.capture_order
@@ -169,6 +171,15 @@ class _Rules:
         listed = set(list_inputs(self.program, entry))
         for i, bucket in enumerate(entry.buckets):
             self.unread(bucket, listed, f"{path}.buckets[{i}]")
+
+    def arguments(self, entry: EntryPoint, path: str) -> None:
+        """The names of inputs and constants differ, and none lies within another."""
+        names = [*(spec.name for spec in entry.inputs), *(name for name, _ in entry.constants)]
+        inner = {name[:end] for name in names for end, sign in enumerate(name) if sign == "."}
+        fits = len(set(names)) == len(names) and not inner & set(names)
+        self.require(fits, f"{path}.inputs", "names of their own, none within another", names)
+        for name, value in entry.constants:
+            self.require(isinstance(value, PLAIN), f"{path}.constants", f"a plain value for {name}", value)
 
     def expr(self, expr: object, entry: EntryPoint, path: str, *, plain: bool = False) -> None:
         if isinstance(expr, int):
@@ -188,7 +199,10 @@ class _Rules:
         if tree[0] == "tensor":
             self.index(tree[1], count, path)
         elif tree[0] != "const":
-            for child in tree[{"dict": 2, "record": 3}.get(tree[0], 1) :]:
+            if tree[0] == "named":
+                fits = len({*tree[2]}) == len(tree[2]) and all(map(_is_public, tree[2])) and _is_name(tree[1])
+                self.require(fits, path, "the names of a named tuple", tree[1:3])
+            for child in tree[{"dict": 2, "record": 3, "named": 3}.get(tree[0], 1) :]:
                 self.tree(child, count, path)
 
     def bucket(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
@@ -354,6 +368,14 @@ class _Rules:
             memory_format(value.name, self.where)
         elif isinstance(value, LayoutArg):
             layout(value.name, self.where)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def _is_public(name: object) -> bool:
+    return _is_name(name) and not name.startswith("_")
 
 
 def _may_be_host(spec: Input) -> bool:

@@ -242,8 +242,9 @@ def _decode_tree(value: object, depth: int = 0) -> tuple:
             raise _Wrong("a leaf of the output structure", value)
         return (tag, rest[0])
     keys: tuple = ()
-    if tag in ("dict", "record"):
-        head, rest = rest[: 1 + (tag == "record")], rest[1 + (tag == "record") :]
+    if tag in ("dict", "record", "named"):
+        count = 1 if tag == "dict" else 2
+        head, rest = rest[:count], rest[count:]
         if not head or len(_list(head[-1])) != len(rest):
             raise _Wrong("as many keys as children", value)
         keys = (*head[:-1], tuple(head[-1]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .arguments import Arguments, Misfit
 from .buckets import choose, describe, evaluate, read_sizes, shape_text
 from .budget import raise_out_of_memory
 from .check import dtype
@@ -101,12 +102,14 @@ class Entry:
         self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
         self._own: set[int] = set()  # addresses of the buffers that were handed out by `inputs`
         self._pack = packer(spec.structure)
+        self._structured = Arguments(self._names, dict(spec.constants))
+        self._plain = self._structured.plain
         self._plans: OrderedDict[tuple, CallPlan] = OrderedDict()
         self._last: LastCall | None = None
         self.graphs = Graphs(spec, parts, pools, self._forget_plans)
 
     def __call__(self, *args, **kwargs):
-        plain = len(args) == len(self._names) and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
+        plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
         return self._pack(self.flat(args if plain else self._arguments(args, kwargs)))
 
     def flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -279,25 +282,10 @@ class Entry:
 
     def _arguments(self, args: Sequence, kwargs: Mapping) -> Sequence[torch.Tensor]:
         """The inputs in the signature's order, however they were passed."""
-        if len(args) == 1 and not kwargs and not isinstance(args[0], torch.Tensor):
-            if isinstance(args[0], Mapping):
-                return self._arguments((), args[0])
-            if isinstance(args[0], (tuple, list)):
-                args = tuple(args[0])
-        names = self._names
-        if len(args) > len(names):
-            raise self._argument_error(f"{len(args)} positional arguments")
-        given = dict(zip(names, args))
-        for name, value in kwargs.items():
-            if name not in names:
-                raise self._argument_error(f"the unknown argument {name!r}")
-            if name in given:
-                raise self._argument_error(f"the argument {name!r} twice")
-            given[name] = value
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise self._argument_error("no " + ", ".join(repr(name) for name in missing))
-        return [given[name] for name in names]
+        try:
+            return self._structured.ordered(args, kwargs)
+        except Misfit as misfit:
+            raise self._argument_error(str(misfit)) from None
 
     def _refuse(self, tensors: Sequence) -> None:
         """Raises what is wrong with the inputs' types, dtypes and devices, where anything is."""
@@ -328,6 +316,7 @@ class Entry:
 
     def _argument_error(self, got: str, fix: str = "") -> ArgumentError:
         text = ", ".join(f"{item.name}: {item.dtype}{shape_text(self.spec, item.shape)}" for item in self.spec.inputs)
+        text += "".join(f", {name} = {value!r}" for name, value in self.spec.constants)
         return ArgumentError("the arguments do not fit", where=self.spec.name, expected=text, got=got, fix=fix)
 
     # ---- the first call with some shapes, or at some addresses --------------------------------------------------

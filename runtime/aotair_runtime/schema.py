@@ -86,7 +86,7 @@ Arg = Annotated[object, "arg"]
 Expr = Annotated[object, "expr"]
 EXPR_OPERATORS = ("+", "*", "//", "%", "min", "max")
 # The structure of what a call returns: ("tensor", i), ("const", value), ("tuple", …), ("list", …),
-# ("dict", (key, …), child, …) or ("record", type name, (key, …), child, …).
+# ("dict", (key, …), child, …), ("record", type name, (key, …), child, …) or ("named", …) likewise: a named tuple.
 Tree = Annotated[object, "tree"]
 
 
@@ -251,6 +251,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class EntryPoint:
+    """`constants`: arguments that are no tensors, by name, with the values that the model was built with."""
+
     name: str
     dims: tuple[Dim, ...]
     inputs: tuple[Input, ...]
@@ -258,6 +260,7 @@ class EntryPoint:
     structure: Tree
     buckets: tuple[Bucket, ...]
     capture_order: tuple[int, ...]
+    constants: tuple[tuple[str, Arg], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -307,6 +307,18 @@ SPOILT = {
     "capture order with a gap": lambda p: with_entry(p, capture_order=(0, 0, 1)),
     "a dimension nobody has": lambda p: with_entry(p, dims=(*p.entry_points[0].dims, Dim("ghost", True))),
     "an output structure of nothing": lambda p: with_entry(p, structure=("tensor", 5)),
+    "a named tuple with a field that is no name": lambda p: with_entry(
+        p, structure=("named", "Pair", ("__class__",), ("tensor", 0))
+    ),
+    "a named tuple with a field twice": lambda p: with_entry(
+        p, structure=("named", "Pair", ("a", "a"), ("tensor", 0), ("tensor", 0))
+    ),
+    "a named tuple of no name": lambda p: with_entry(p, structure=("named", "a\0b", ("a",), ("tensor", 0))),
+    "a named tuple with a number for a field": lambda p: with_entry(p, structure=("named", "P", (1,), ("tensor", 0))),
+    "a constant of an input's name": lambda p: with_entry(p, constants=((p.entry_points[0].inputs[0].name, 1),)),
+    "a constant within an input": lambda p: with_entry(p, constants=((p.entry_points[0].inputs[0].name + ".k", 1),)),
+    "a constant that is a tensor": lambda p: with_entry(p, constants=(("k", TensorArg(0)),)),
+    "a constant twice": lambda p: with_entry(p, constants=(("k", 1), ("k", 2))),
     "an unknown kind of input": lambda p: with_entry(
         p, inputs=tuple(replace(i, kind="parameter") for i in p.entry_points[0].inputs)
     ),
