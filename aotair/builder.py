@@ -20,6 +20,7 @@ from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
 from .identity import unified
 from .imports import importing_from
+from .least import with_least_sizes
 from .like import built_like
 from .origin import origin_of
 from .pack import lay_down, pack, written_aside
@@ -133,6 +134,7 @@ def build_with_summary(
             model, rules = load_model(recipe), load_rules(recipe)
             quantised = quantize(model, recipe)
         with clock.stage("export"):
+            recipe = _checked(model, recipe)
             exported = _exported(model, recipe, observer)
             nodes_before = _nodes(exported)
             config = with_functions(recipe)
@@ -218,20 +220,26 @@ def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimise
             model, rules = load_model(recipe), load_rules(recipe)
             quantize(model, recipe)
         with clock.stage("export"):
+            recipe = _checked(model, recipe)
             exported = _exported(model, recipe, observer)
         with clock.stage("passes"):
             _apply_passes(exported, recipe, observer, rules)
     return _Optimised(recipe, exported, observer, rules)
 
 
-def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
-    """A graph for each entry point."""
+def _checked(model: torch.nn.Module, recipe: Recipe) -> Recipe:
+    """The recipe, with the smallest sizes that the model takes. Raises what is wrong with its calls."""
     for one in recipe.entries():
         try:
             refuse_hidden_state(model, one)
         except ModelError:
             export(model, one)  # where it fails too, it says better why
             raise
+    return with_least_sizes(model, recipe)
+
+
+def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
+    """The graphs of each entry point."""
     entries = recipe.entries()
     found = [graph for one in entries for graph in export_buckets(model, one)]
     exported = unified(found, [graph.entry for graph in found])

@@ -214,8 +214,8 @@ def dynamic_dims(recipe: Recipe) -> dict[str, tuple[int, int]]:
         low, high = min(sizes), max(sizes)
         if low < high:
             ranges[dim] = (low, high)
-        elif recipe.paddable(dim) and high > 1:
-            ranges[dim] = (max(1, high // 2), high)
+        elif recipe.paddable(dim) and high > recipe.least(dim):
+            ranges[dim] = (max(recipe.least(dim), high // 2), high)
     return ranges
 
 

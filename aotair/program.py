@@ -32,7 +32,7 @@ from .plan.check import violations
 from .plan.lifetimes import Lifetimes, lifetimes
 from .plan.picture import Picture, picture
 from .plan.shared import Interface, shared_places
-from .recipe import Recipe
+from .recipe import InputPart, Recipe
 from .targets import Target
 from .weights import DistinctTensors
 
@@ -197,8 +197,8 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
             "mutated" if item.mutated else "user",
             item.dtype,
             tuple(("dim", dims.index(size)) if isinstance(size, str) else size for size in item.shape),
-            item.pad,
-            None if item.range is None else tuple(map(float, item.range)),
+            item.fill,
+            _legal(item, recipe),
             item.host,
         )
         for name, item in recipe.inputs.items()
@@ -212,7 +212,7 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
     order = sorted(range(len(buckets)), key=lambda i: (-buckets[i].height, i))
     return EntryPoint(
         recipe.entry,
-        tuple(Dim(dim, recipe.paddable(dim)) for dim in dims),
+        tuple(_dim(recipe, dim) for dim in dims),
         inputs,
         outputs,
         exported.structure,
@@ -220,6 +220,19 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
         tuple(order),
         tuple(recipe.constant_values().items()),
     )
+
+
+def _dim(recipe: Recipe, dim: str) -> Dim:
+    least = recipe.least(dim)
+    return Dim(dim, recipe.paddable(dim), least if least > 1 else 0)
+
+
+def _legal(item: InputPart, recipe: Recipe) -> tuple[float, ...] | None:
+    """The values that the build uses in the largest bucket along each dimension, where it is told any."""
+    if item.range is None and (item.mask is None or item.dtype == "bool"):
+        return None
+    largest = [max(sizes) for sizes in zip(*recipe.bucket_sizes())]
+    return tuple(map(float, item.bounds(dict(zip(recipe.dims(), largest)))))
 
 
 def _cloned(exported: Exported, recipe: Recipe) -> set[int]:

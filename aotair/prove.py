@@ -1,5 +1,6 @@
 """Every bucket against the original model, run by the runtime itself; and that padding changes nothing."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from aotair_runtime.artifact import Artifact
-from aotair_runtime.buckets import choose, describe, evaluate
+from aotair_runtime.buckets import choose, describe, evaluate, read_sizes
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
 from aotair_runtime.golden import changes, compare, key
@@ -47,13 +48,15 @@ def prove(
     with on_host(artifact) as model:
         for one, first, entry in zip(recipe.entries(), originals, program.entry_points, strict=True):
             prover = _Prover(one, entry, model, first, golden)
-            buckets = []
+            proofs = []
             for number, bucket in enumerate(entry.buckets):
                 progress(done, total)
-                buckets.append(replace(bucket, proof=prover.bucket(number, bucket)))
+                proofs.append(prover.bucket(number, bucket))
                 done += 1
-            prover.samples()
-            entries.append(replace(entry, buckets=tuple(buckets)))
+            for number, runs in prover.samples():
+                proofs[number] = replace(proofs[number], padding=(*proofs[number].padding, *runs))
+            buckets = tuple(replace(bucket, proof=proof) for bucket, proof in zip(entry.buckets, proofs))
+            entries.append(replace(entry, buckets=buckets))
     progress(total, total)
     return Proved(replace(program, entry_points=tuple(entries)), golden)
 
@@ -99,10 +102,34 @@ class _Prover:
         want, got = self._reference(inputs, states), self._replay(inputs, states)
         return self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
 
-    def samples(self) -> None:
-        """Compare on the recipe's real inputs too, through the buckets that calls would take."""
-        for number, inputs in enumerate(read_samples(self._recipe)):
-            self._compare(self._reference(inputs), self._replay(inputs), f"verify.samples, sample {number}")
+    def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
+        """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
+        bucket or the next larger one: its number, and the runs."""
+        for sample, inputs in enumerate(read_samples(self._recipe)):
+            want = self._reference(inputs)
+            self._compare(want, self._replay(inputs), f"verify.samples, sample {sample}")
+            sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
+            if (number := self._larger(sizes)) is not None:
+                yield number, list(self._padded_sample(inputs, sizes, number, f"those of verify.samples, {sample}"))
+
+    def _larger(self, sizes: tuple[int, ...]) -> int | None:
+        """The smallest bucket in which a call of these sizes is padded, or None."""
+        dims, fitting = self._entry.dims, []
+        for number, bucket in enumerate(self._entry.buckets):
+            pairs = list(zip(dims, bucket.sizes, sizes))
+            if bucket.sizes != sizes and all(h >= w if dim.paddable else h == w for dim, h, w in pairs):
+                fitting.append((math.prod(bucket.sizes), number))
+        return min(fitting)[1] if fitting else None
+
+    def _padded_sample(self, inputs: Mapping, sizes: tuple[int, ...], number: int, words: str) -> Iterator:
+        items, bucket = self._recipe.inputs_at(dict(zip(self._recipe.dims(), sizes))), self._entry.buckets[number]
+        kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
+        states = random_states(self._model.state, number)
+        want, plain = self._reference(inputs, states), self._replay(inputs, states)
+        for turn in range(max(map(len, kinds.values()), default=1)):
+            chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
+            got = self._cut(self._replay(self._fill(inputs, bucket, chosen, turn), states), sizes)
+            yield self._padding_proof(want, plain, got, sizes, bucket, chosen, words)
 
     # ---- running and comparing --------------------------------------------------------------------------------
 
@@ -115,7 +142,8 @@ class _Prover:
             raise ProofError(
                 f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
                 where=self._recipe.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
-                fix="give every size that it takes its bucket and remove pad:, or let the model take smaller ones",
+                fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say the "
+                "smallest: dimensions: {NAME: {min: SIZE}}",
             ) from error  # fmt: skip
         return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
@@ -163,23 +191,30 @@ class _Prover:
     # ---- padding ------------------------------------------------------------------------------------------------
 
     def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
-        kinds = {n: poisons(item) for n, item in self._recipe.inputs.items() if item.pad == "any"}
+        items = self._recipe.inputs_at(dict(zip(self._recipe.dims(), bucket.sizes)))
+        kinds = {n: poisons(item) for n, item in items.items() if item.pad == "any"}
         neutral: dict[tuple, tuple[_Run, _Run]] = {}
         for turn, (sizes, tilt) in enumerate(self._turns(number, bucket, max(map(len, kinds.values()), default=1))):
             by_dim = dict(zip(self._recipe.dims(), sizes, strict=True))
-            real, words = tilted(self._recipe, random_inputs(self._recipe, by_dim, number), tilt)
+            real, words = tilted(self._recipe.inputs_at(by_dim), random_inputs(self._recipe, by_dim, number), tilt)
             states = random_states(self._model.state, number)
             if (sizes, tilt) not in neutral:
                 neutral[sizes, tilt] = (self._reference(real, states), self._replay(real, states))
             want, plain = neutral[sizes, tilt]
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             got = self._cut(self._replay(self._fill(real, bucket, chosen, turn), states), sizes)
-            for run in (plain, got):
-                self._check_padding(want, run, sizes, bucket, chosen, words)
-            error = max((compare(g, w, 0, 0)[0] for w, g in zip(want.tensors, got.tensors)), default=0.0)
-            same = all(compare(g, p, 0, 0)[1] for p, g in zip(plain.tensors, got.tensors))
-            text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
-            yield PaddingProof(sizes, f"{text}; real values: {words}" if words else text, error, same)
+            yield self._padding_proof(want, plain, got, sizes, bucket, chosen, words)
+
+    def _padding_proof(
+        self, want: _Run, plain: _Run, got: _Run, sizes: tuple[int, ...], bucket: Bucket, chosen: Mapping, words: str
+    ) -> PaddingProof:
+        """Of the run `got`, with `plain` as the runtime pads; raises ProofError where either is not `want`."""
+        for run in (plain, got):
+            self._check_padding(want, run, sizes, bucket, chosen, words)
+        error = max((compare(g, w, 0, 0)[0] for w, g in zip(want.tensors, got.tensors)), default=0.0)
+        same = all(compare(g, p, 0, 0)[1] for p, g in zip(plain.tensors, got.tensors))
+        text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
+        return PaddingProof(sizes, f"{text}; real values: {words}" if words else text, error, same)
 
     def _turns(self, number: int, bucket: Bucket, poisons: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """Real sizes and the number of a tilt for each run: values as they come along each dimension, then the others
@@ -188,8 +223,9 @@ class _Prover:
         along, together = self._reduced_sizes(number, bucket)
         runs = [(sizes, 0) for sizes in along]
         if together:
-            count = max(len(tilts(self._recipe)) - 1, poisons - len(runs))
-            runs += [(together[k % len(together)], k % len(tilts(self._recipe))) for k in range(1, count + 1)]
+            tried = len(tilts(self._recipe.inputs_at(dict(zip(self._recipe.dims(), bucket.sizes)))))
+            count = max(tried - 1, poisons - len(runs))
+            runs += [(together[k % len(together)], k % tried) for k in range(1, count + 1)]
         yield from runs
 
     def _reduced_sizes(self, number: int, bucket: Bucket) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -200,7 +236,7 @@ class _Prover:
         for axis, dim in enumerate(self._entry.dims):
             if dim.paddable:
                 below = [b.sizes[axis] for b in self._entry.buckets if b.sizes[axis] < bucket.sizes[axis]]
-                smallest[axis] = max(below, default=0) + 1
+                smallest[axis] = max(max(below, default=0) + 1, dim.least)
                 short[axis] = max(smallest[axis], bucket.sizes[axis] - 1)
                 along.append((*bucket.sizes[:axis], smallest[axis], *bucket.sizes[axis + 1 :]))
         fits = lambda sizes: sizes != bucket.sizes and self._serves(number, sizes)  # noqa: E731
@@ -219,7 +255,7 @@ class _Prover:
         """The bucket's whole inputs: real values, and outside them the chosen poison or the declared pad value."""
         by_dim = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
         whole = {}
-        for name, item in self._recipe.inputs.items():
+        for name, item in self._recipe.inputs_at(by_dim).items():
             shape = [by_dim.get(d, d) for d in item.shape]
             if list(real[name].shape) == shape:
                 whole[name] = real[name]
@@ -255,7 +291,7 @@ class _Prover:
         inputs = [
             n for n, item in self._recipe.inputs.items() if item.pad is not None and set(padded) & set(item.shape)
         ]
-        filled = [f"{n} filled with {chosen.get(n, self._recipe.inputs[n].pad)}" for n in inputs]
+        filled = [f"{n} filled with {chosen.get(n, self._recipe.inputs[n].fill)}" for n in inputs]
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
             where=f"{self._recipe.where}: bucket {describe(self._entry, bucket.sizes)}",

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,9 @@ from .config import CompilerConfig
 from .errors import RecipeError
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
+_INTEGERS = {"bool": (0, 1), "uint8": (0, 255)} | {
+    f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)
+}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DType = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -72,6 +75,9 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0), WithJsonSchema({"ty
 Budget = Annotated[
     int | float, BeforeValidator(_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
 ]
+
+# The end of a range: a number, or what a dimension has, as nodes or seq + 1.
+_BOUND = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:([+-])\s*(\d+))?")
 
 _ATTRIBUTES = ("artifact", "promise", "entry_points")  # of a loaded model, beside those of its class
 
@@ -136,12 +142,19 @@ class InputPart(_Part):
 
     shape: list[Size | Name] = Field(description="sizes, or names of dynamic dimensions")
     dtype: DType
-    range: list[float | int] | None = Field(
-        None, min_length=2, max_length=2, description="legal values: low inclusive, high exclusive"
-    )
-    pad: Literal["any"] | bool | int | float | None = Field(
+    range: list[float | int | str] | None = Field(
         None,
-        description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded",
+        min_length=2,
+        max_length=2,
+        description="legal values: low inclusive, high exclusive; high may be a dimension: [0, nodes], [1, seq + 1]",
+    )
+    mask: Literal["left", "right", "any"] | None = Field(
+        None, description="zeros and ones, with a one in each row at least: padded on the left or right, or anywhere"
+    )
+    pad: Literal["any"] | bool | int | float | dict[Name, Literal["any"] | bool | int | float] | None = Field(
+        None,
+        description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded; "
+        "{batch: 0}: padded along these dimensions alone",
     )
     distinct: bool = Field(False, description="all values differ: rows of a cache, say, that a call writes into")
     host: bool = Field(
@@ -151,17 +164,69 @@ class InputPart(_Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> "InputPart":
-        if self.dtype in INTEGERS and self.range is None:
+        if self.dtype in INTEGERS and self.range is None and self.mask is None:
             raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
-        if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
-        if self.distinct and (self.dtype not in INTEGERS or self.pad == "any"):
+        self._check_range()
+        if isinstance(self.pad, dict) and (not self.pad or len({repr(value) for value in self.pad.values()}) > 1):
+            raise ValueError("pad: {dimension: value} needs one value, the same for all dimensions that it names")
+        if isinstance(self.pad, dict) and (unknown := [dim for dim in self.pad if dim not in self.shape]):
+            raise ValueError(f"pad names {unknown[0]}, which is no dynamic dimension of the shape")
+        if self.distinct and (self.dtype not in INTEGERS or self.fill == "any"):
             raise ValueError("distinct is for integers, padded with one that is nobody's")
+        if self.mask is not None and (self.range is not None or self.distinct or self.host or not self.shape):
+            raise ValueError("a mask holds zeros and ones along its last dimension: remove range, distinct and host")
         if self.host and (self.mutated or self.dtype != "int64" or len(self.shape) != 1):
             raise ValueError("a host input is a list of ints: dtype int64, one dimension, not mutated")
         if self.mutated and self.pad is not None:
             raise ValueError("a mutated input is used in place and cannot be padded: remove pad")
         return self
+
+    def _check_range(self) -> None:
+        low, high = self.range or (0, 1)
+        if isinstance(low, str) or (isinstance(high, str) and (self.dtype == "bool" or not _BOUND.fullmatch(high))):
+            raise ValueError(f"range is [number, number], [number, dimension] or [number, dimension + 1]: {self.range}")
+        if not isinstance(high, str) and not low < high:
+            raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
+        if self.dtype in FLOATS or self.range is None:
+            return
+        least, most = _INTEGERS[self.dtype]
+        if low < least or (not isinstance(high, str) and high > most + 1) or not all(map(_is_whole, self.range)):
+            raise ValueError(f"{self.dtype} holds whole numbers from {least} to {most}: range is {self.range}")
+
+    @property
+    def fill(self) -> object:
+        """What fills the padded part, along whatever dimensions; None: the input is never padded."""
+        return next(iter(self.pad.values())) if isinstance(self.pad, dict) else self.pad
+
+    def pads(self, dim: str) -> bool:
+        """Whether the input may be padded along a dimension that it has."""
+        return dim in self.pad if isinstance(self.pad, dict) else self.pad is not None
+
+    def bounds(self, sizes: Mapping[str, int]) -> list[float | int] | None:
+        """`range` in numbers, where the dimensions have these sizes; that of any boolean or mask."""
+        if self.range is None:
+            return [0, 2] if self.dtype == "bool" or self.mask is not None else None
+        low, high = self.range
+        return [low, _bound(high, sizes) if isinstance(high, str) else high]
+
+    def at(self, sizes: Mapping[str, int]) -> "InputPart":
+        """The input with `range` in numbers and `pad` as one value."""
+        return self.model_copy(update={"range": self.bounds(sizes), "pad": self.fill})
+
+
+def _bound(text: str, sizes: Mapping[str, int]) -> int:
+    dim, sign, more = _BOUND.fullmatch(text).groups()
+    return sizes[dim] + (int(more or 0) if sign != "-" else -int(more))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, str) or value == int(value)
+
+
+class DimensionPart(_Part):
+    """One dynamic dimension."""
+
+    min: Size | None = Field(None, description="the smallest size of a call; null: found by trying the model")
 
 
 class OutputPart(_Part):
@@ -197,6 +262,9 @@ Outputs = dict[int | str, OutputPart]
 Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 
 
+Dimensions = dict[Name, DimensionPart]
+
+
 class EntryPart(_Part):
     """One callable of the artifact."""
 
@@ -207,6 +275,7 @@ class EntryPart(_Part):
     samples: str | None = Field(None, description="as verify.samples, for this entry point")
     constants: Constants = Field(default_factory=dict, description="as the recipe's, for this entry point")
     types: Types = Field(default_factory=dict, description="as the recipe's, for this entry point")
+    dimensions: Dimensions = Field(default_factory=dict, description="as the recipe's, for this entry point")
 
     @field_validator("buckets")
     @classmethod
@@ -246,6 +315,7 @@ class Recipe(_Part):
     buckets: Buckets = Field(
         default_factory=dict, description="sizes of each dynamic dimension (their product), or an explicit list"
     )
+    dimensions: Dimensions = Field(default_factory=dict, description="what is special about dynamic dimensions")
     outputs: Outputs = Field(
         default_factory=dict, description="what is special about tensors that the model returns, by position or name"
     )
@@ -300,7 +370,8 @@ class Recipe(_Part):
         for name, part in self.entry_points.items():
             verify = self.verify.model_copy(update={"samples": part.samples})
             changes = {"inputs": part.inputs, "buckets": part.buckets, "outputs": part.outputs}
-            changes |= {"constants": part.constants, "types": part.types, "entry_points": {}, "verify": verify}
+            changes |= {"constants": part.constants, "types": part.types, "dimensions": part.dimensions}
+            changes |= {"entry_points": {}, "verify": verify}
             one = self.model_copy(update=changes)
             one._file, one._entry, one._method = self._file, name, part.method
             found.append(one)
@@ -334,7 +405,29 @@ class Recipe(_Part):
 
     def paddable(self, dim: str) -> bool:
         """Whether calls may be smaller than their bucket along `dim`: every input that has it says how to pad."""
-        return all(item.pad is not None for item in self.inputs.values() if dim in item.shape)
+        return all(item.pads(dim) for item in self.inputs.values() if dim in item.shape)
+
+    def least(self, dim: str) -> int:
+        """The smallest size of a call along `dim`, as far as the recipe says; no range may be empty."""
+        found = self.dimensions[dim].min if dim in self.dimensions else None
+        bounds = [item.range for item in self.inputs.values() if item.range and isinstance(item.range[1], str)]
+        more = [int(low) + 1 - _bound(high, {dim: 0}) for low, high in bounds if _BOUND.fullmatch(high)[1] == dim]
+        return max(1, found or 1, *more)
+
+    def inputs_at(self, sizes: Mapping[str, int]) -> dict[str, InputPart]:
+        """The inputs where the dimensions have these sizes."""
+        return {name: item.at(sizes) for name, item in self.inputs.items()}
+
+    def with_dimensions(self, entry: str, parts: Mapping[str, DimensionPart]) -> "Recipe":
+        """The same recipe with other dimensions of an entry point."""
+        if self.entry_points:
+            one = self.entry_points[entry]
+            one = one.model_copy(update={"dimensions": {**one.dimensions, **parts}})
+            changed = self.model_copy(update={"entry_points": {**self.entry_points, entry: one}})
+        else:
+            changed = self.model_copy(update={"dimensions": {**self.dimensions, **parts}})
+        changed._file, changed._entry, changed._method = self._file, self._entry, self._method
+        return changed
 
     def bucket_sizes(self) -> tuple[tuple[int, ...], ...]:
         """Every bucket as sizes in the order of `dims()`, smallest first."""
@@ -420,6 +513,7 @@ def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
 
 def _check_entries(recipe: Recipe, where: str) -> None:
     fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "outputs": recipe.outputs}
+    fields |= {"dimensions": recipe.dimensions}
     fields |= {"constants": recipe.constants, "types": recipe.types, "verify.samples": recipe.verify.samples}
     if not recipe.entry_points and not recipe.inputs:
         raise RecipeError(
@@ -487,15 +581,40 @@ def _check_buckets(recipe: Recipe, where: str) -> None:
                 f"{path}.{dim}: no input has this dimension", where=where,
                 expected=f"dimensions of the inputs: {', '.join(recipe.dims()) or 'none'}", got=dim, fix="remove it",
             )  # fmt: skip
+    for name, item in recipe.inputs.items():
+        high = item.range[1] if item.range else None
+        if isinstance(high, str) and _BOUND.fullmatch(high)[1] not in dims:
+            raise RecipeError(
+                f"inputs.{name}.range: no input has the dimension {_BOUND.fullmatch(high)[1]}", where=where, got=high,
+                expected=f"a number, or one of {', '.join(recipe.dims()) or 'no dimensions'}",
+            )  # fmt: skip
+    _check_least(recipe, where)
     if dims and not groups:
         raise RecipeError("buckets: the list is empty", where=where, expected="at least one bucket")
+
+
+def _check_least(recipe: Recipe, where: str) -> None:
+    for dim in [dim for dim in recipe.dimensions if dim not in recipe.dims()]:
+        raise RecipeError(
+            f"dimensions.{dim}: no input has this dimension", where=where,
+            expected=f"dimensions of the inputs: {', '.join(recipe.dims()) or 'none'}", got=dim, fix="remove it",
+        )  # fmt: skip
+    for sizes in recipe.bucket_sizes():
+        for dim, size in zip(recipe.dims(), sizes):
+            if size < recipe.least(dim):
+                raise RecipeError(
+                    f"buckets: there is one with {dim} {size}, and no call may be so small", where=where,
+                    expected=f"{recipe.least(dim)} at least, by dimensions.{dim}.min or a range that is not empty",
+                    got=str(size), fix="leave that bucket out",
+                )  # fmt: skip
 
 
 def _check_distinct(recipe: Recipe, where: str) -> None:
     for name, item in recipe.inputs.items():
         for sizes in recipe.bucket_sizes() if item.distinct else ():
             by_dim = dict(zip(recipe.dims(), sizes))
-            count, values = math.prod(by_dim.get(d, d) for d in item.shape), int(item.range[1]) - int(item.range[0])
+            low, high = map(int, item.bounds(by_dim))
+            count, values = math.prod(by_dim.get(d, d) for d in item.shape), high - low
             if count > values:
                 raise RecipeError(
                     f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones", where=where,

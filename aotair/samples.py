@@ -20,25 +20,35 @@ def random_inputs(recipe: Recipe, sizes: Mapping[str, int], stream: int) -> dict
     for value in (stream, *sizes.values()):
         seed = (seed * 1_000_003 + value) % (1 << 62)
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: _random(item, [sizes.get(d, d) for d in item.shape], generator) for name, item in recipe.inputs.items()
-    }
+    items = recipe.inputs_at(sizes)
+    return {name: _random(item, [sizes.get(d, d) for d in item.shape], generator) for name, item in items.items()}
 
 
 def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     kind = dtype(item.dtype)
-    if item.dtype == "bool":
-        return torch.randint(0, 2, shape, generator=generator).to(kind)
+    if item.mask is not None:
+        return _random_mask(item.mask, shape, generator).to(kind)
     if item.dtype not in FLOATS:
         low, high = item.range
         if item.distinct:
             order = torch.randperm(int(high) - int(low), generator=generator)[: math.prod(shape)]
             return (order + int(low)).view(shape).to(kind)
+        if item.dtype == "bool":
+            return torch.randint(int(low), int(high), shape, generator=generator).to(kind)
         return torch.randint(int(low), int(high), shape, dtype=kind, generator=generator)
     if item.range is None:
         return torch.randn(shape, generator=generator).to(kind)
     low, high = item.range
     return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+
+
+def _random_mask(side: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Rows of ones with zeros on one side, or anywhere; a one in each row."""
+    places, rows = torch.arange(shape[-1]), (*shape[:-1], 1)
+    first = torch.randint(0, shape[-1], rows, generator=generator)
+    if side == "any":
+        return (places == first) | (torch.randint(0, 2, shape, generator=generator) == 1)
+    return places >= first if side == "left" else places <= first
 
 
 def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, torch.Tensor]:
@@ -52,12 +62,13 @@ def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, 
 
 
 def poisons(item: InputPart) -> tuple[object, ...]:
-    """What is put into the pad region of an input with `pad: any` to prove that it does no harm.
+    """What is put into the pad region of an input with `pad: any` (of `Recipe.inputs_at`) to prove it does no harm.
 
     Each is a value to fill with, or "random" for random legal values.
     """
-    if item.dtype == "bool":
-        return (True, False, "random")
+    if item.dtype == "bool" or item.mask is not None:
+        legal = [value for value in (1, 0) if item.range[0] <= value < item.range[1]]
+        return (*(bool(value) if item.dtype == "bool" else value for value in legal), "random")
     if item.dtype in FLOATS:
         return (float("nan"), float("inf"), -float("inf"), _LARGE[item.dtype])
     low, high = item.range

@@ -22,6 +22,7 @@ class _Guess:
     dtype: str = "float32"
     range: list | None = None
     pad: object = None
+    mask: str | None = None
 
 
 def first_recipe(factory: str, kwargs: Mapping[str, object] | None = None) -> str:
@@ -47,7 +48,8 @@ def _made(factory: str, kwargs: Mapping[str, object]) -> torch.nn.Module:
 
 
 def _written(factory: str, kwargs: dict, model: torch.nn.Module) -> str:
-    guesses = {name: _guess(name, model) for name in _tensor_arguments(model)}
+    constants = _constants(model)
+    guesses = {name: _guess(name, model) for name in _tensor_arguments(model) if name not in constants}
     dims = {dim: sizes for dim, sizes in _DEFAULT_SIZES.items() if any(dim in g.shape for g in guesses.values())}
     recipe = {
         "name": factory.rpartition(":")[2].rpartition(".")[2].lower(),
@@ -55,9 +57,9 @@ def _written(factory: str, kwargs: dict, model: torch.nn.Module) -> str:
         "target": {"device": "cpu"},
         "inputs": {name: _plain(guess) for name, guess in guesses.items()},
         "buckets": dims,
-    }
+    } | ({"constants": constants} if constants else {})
     text = yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=110)
-    return f"{_remark(model.eval(), guesses)}\n{text}"
+    return f"{_remark(model.eval(), guesses, constants)}\n{text}"
 
 
 def read_kwargs(texts: Sequence[str]) -> dict[str, object]:
@@ -84,10 +86,18 @@ def _tensor_arguments(model: torch.nn.Module) -> list[str]:
     return list(dict.fromkeys([*needed, *(usual if not needed or "input_ids" in needed else [])]))
 
 
+def _constants(model: torch.nn.Module) -> dict[str, object]:
+    """A value for each argument that must be given and is no tensor, as its annotation says."""
+    kinds = {int: 1, float: 1.0, bool: False, str: ""}
+    parameters = inspect.signature(model.forward).parameters.values()
+    found = {p.name: getattr(p.annotation, "__name__", p.annotation) for p in parameters if p.default is p.empty}
+    return {name: value for name, kind in found.items() for known, value in kinds.items() if kind == known.__name__}
+
+
 def _guess(name: str, model: torch.nn.Module) -> _Guess:
     config = getattr(model, "config", None)
     if "mask" in name:
-        return _Guess(["batch", "seq"], "int64", [0, 2], 0)
+        return _Guess(["batch", "seq"], "int64", pad=0, mask="right")
     if name.endswith(("ids", "tokens", "indices", "labels")):
         rows = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
         return _Guess(["batch", "seq"], "int64", [0, max(rows, default=2)], "any")
@@ -102,10 +112,11 @@ def _guess(name: str, model: torch.nn.Module) -> _Guess:
 
 def _plain(guess: _Guess) -> dict:
     values = {"shape": guess.shape, "dtype": guess.dtype, "range": guess.range, "pad": guess.pad}
+    values |= {"mask": guess.mask}
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _remark(model: torch.nn.Module, guesses: dict[str, _Guess]) -> str:
+def _remark(model: torch.nn.Module, guesses: Mapping[str, _Guess], constants: Mapping[str, object]) -> str:
     """Whether the model took the guessed inputs, as a comment."""
     sizes = {dim: values[0] for dim, values in _DEFAULT_SIZES.items()}
     inputs = {}
@@ -113,7 +124,7 @@ def _remark(model: torch.nn.Module, guesses: dict[str, _Guess]) -> str:
         inputs[name] = torch.zeros([sizes.get(d, d) for d in guess.shape], dtype=getattr(torch, guess.dtype))
     try:
         with torch.no_grad():
-            model(**inputs)
+            model(**inputs, **constants)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"# Guessed from the signature, but the model refused these inputs: {reason}\n# Correct them first."

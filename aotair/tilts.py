@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from .recipe import FLOATS, InputPart, Recipe
+from .recipe import FLOATS, InputPart
 
 FAR = 100.0  # how far "far off" is; rounding grows with it
 _EXTREME = 1e3  # a pad value beyond is no value that real ones lie around
@@ -16,15 +16,17 @@ _EXTREME = 1e3  # a pad value beyond is no value that real ones lie around
 Tilt = Callable[[InputPart, torch.Tensor, torch.Generator], torch.Tensor]
 
 
-def tilts(recipe: Recipe) -> tuple[str, ...]:
-    """What is tried one after the other; "as they come" is first."""
-    return max((_of(item) for item in recipe.inputs.values() if item.pad is not None), key=len, default=_PLAIN)
+def tilts(items: Mapping[str, InputPart]) -> tuple[str, ...]:
+    """What is tried one after the other; "as they come" is first. `items` are those of `Recipe.inputs_at`."""
+    return max((_of(item) for item in items.values() if item.pad is not None), key=len, default=_PLAIN)
 
 
-def tilted(recipe: Recipe, real: Mapping[str, torch.Tensor], number: int) -> tuple[dict[str, torch.Tensor], str]:
+def tilted(
+    items: Mapping[str, InputPart], real: Mapping[str, torch.Tensor], number: int
+) -> tuple[dict[str, torch.Tensor], str]:
     """The inputs with the real values of those that are padded moved as the tilt of that number says, and in words."""
     found, words = dict(real), {}
-    for name, item in recipe.inputs.items():
+    for name, item in items.items():
         kinds = _of(item) if item.pad is not None else _PLAIN
         kind = kinds[number % len(kinds)]
         if kind != "as they come":
@@ -44,6 +46,8 @@ _PLAIN = ("as they come",)
 
 
 def _of(item: InputPart) -> tuple[str, ...]:
+    if item.mask is not None:
+        return (*_PLAIN, "all ones")
     if item.dtype in FLOATS:
         return (*_PLAIN, "below the pad value", "above the pad value", "far off", "around the pad value, with ties")
     if item.distinct:
@@ -56,7 +60,7 @@ def _of(item: InputPart) -> tuple[str, ...]:
 
 
 def _values(item: InputPart) -> int:
-    return 2 if item.dtype == "bool" else int(item.range[1]) - int(item.range[0])
+    return int(item.range[1]) - int(item.range[0])
 
 
 # ---- floating point --------------------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def _around(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> 
 
 def _ends(item: InputPart) -> tuple[int, int]:
     """The least and the greatest legal value that are not the pad value."""
-    low, high = (0, 1) if item.dtype == "bool" else (int(item.range[0]), int(item.range[1]) - 1)
+    low, high = int(item.range[0]), int(item.range[1]) - 1
     pad = None if item.pad == "any" else int(item.pad)
     return low + (low == pad and low < high), high - (high == pad and low < high)
 
@@ -142,7 +146,12 @@ def _mixed(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> t
     return mixed
 
 
+def _ones(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.ones_like(real)
+
+
 _TILTS: dict[str, Tilt] = {
+    "all ones": _ones,
     "below the pad value": _below,
     "above the pad value": _above,
     "far off": _far,

@@ -56,6 +56,13 @@ def read_sizes(entry: EntryPoint, shapes: Sequence[Sequence[int]]) -> tuple[int,
 def choose(entry: EntryPoint, sizes: tuple[int, ...]) -> int:
     """The number of the bucket with the fewest elements that holds `sizes`: at least as large along every paddable
     dimension, equal along the others. Raises ShapeError where there is none."""
+    for dim, want in zip(entry.dims, sizes, strict=True):
+        if want < dim.least:
+            raise ShapeError(
+                f"the model takes no {dim.name} below {dim.least}", where=entry.name,
+                expected=f"{dim.name} of {dim.least} at least", got=describe(entry, sizes),
+                fix="send a larger input: the model fails at smaller ones, or its recipe says so",
+            )  # fmt: skip
     best = None
     for number, bucket in enumerate(entry.buckets):
         if all(

@@ -156,6 +156,8 @@ class _Rules:
         self.require(
             seen == set(range(len(entry.dims))), f"{path}.dims", "dimensions that the inputs show", len(entry.dims)
         )
+        for i, dim in enumerate(entry.dims):
+            self.require(0 <= dim.least < _MAX_BYTES, f"{path}.dims[{i}].least", "a possible size", dim.least)
         for i, output in enumerate(entry.outputs):
             dtype(output.dtype, self.where)
             for expr in output.shape:

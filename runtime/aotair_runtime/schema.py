@@ -159,10 +159,12 @@ class State:
 
 @dataclass(frozen=True)
 class Dim:
-    """A dynamic dimension; a paddable one may be smaller in a call than in the bucket that serves it."""
+    """A dynamic dimension; a paddable one may be smaller in a call than in the bucket that serves it, but not smaller
+    than `least`."""
 
     name: str
     paddable: bool
+    least: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
         host = ", a list of the host" if spec.host else ""
         pad = "" if spec.pad is None else f", pad {spec.pad}"
         yield f"  input  {spec.name}: {spec.dtype}{shape_text(entry, spec.shape)} ({spec.kind}{host}{pad})"
+    for dim in (dim for dim in entry.dims if dim.least):
+        yield f"  dimension {dim.name}: {dim.least} at least"
     for name, value in entry.constants:
         yield f"  constant {name}: {value!r}"
     for number, output in enumerate(entry.outputs):

@@ -306,6 +306,9 @@ SPOILT = {
     "entry points of one name": lambda p: replace(p, entry_points=p.entry_points * 2),
     "capture order with a gap": lambda p: with_entry(p, capture_order=(0, 0, 1)),
     "a dimension nobody has": lambda p: with_entry(p, dims=(*p.entry_points[0].dims, Dim("ghost", True))),
+    "a least size that is none": lambda p: with_entry(
+        p, dims=tuple(replace(dim, least=-1) for dim in p.entry_points[0].dims)
+    ),
     "an output structure of nothing": lambda p: with_entry(p, structure=("tensor", 5)),
     "a named tuple with a field that is no name": lambda p: with_entry(
         p, structure=("named", "Pair", ("__class__",), ("tensor", 0))
