@@ -53,6 +53,7 @@ def diffusers(name: str, **options: object) -> nn.Module:
 
 def transformers(name: str, config: str = "", **options: object) -> nn.Module:
     """A model of transformers, with the config class of the same stem."""
+    _torchvision()  # which transformers imports where it is there
     import transformers as library
 
     stem = config or name.removesuffix("Model")
