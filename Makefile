@@ -47,11 +47,12 @@ lint: $(INSTALLED) ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-bench: $(INSTALLED) ## the figures, beside the peers' (takes an hour)
-	$(BIN)/python -m pip install --quiet -e '.[bench]'
+bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
+	$(BIN)/python -m pip install --quiet -e '.[bench,others]'
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
+	$(BIN)/python -m benchmarks.others
 	$(BIN)/python -m benchmarks.device
 	$(BIN)/python -m benchmarks.passes
 	$(BIN)/python -m benchmarks.fusion
