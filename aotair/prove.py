@@ -142,8 +142,8 @@ class _Prover:
             raise ProofError(
                 f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
                 where=self._recipe.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
-                fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say the "
-                "smallest: dimensions: {NAME: {min: SIZE}}",
+                fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
+                "which is the smallest: dimensions: {NAME: {min: SIZE}}",
             ) from error  # fmt: skip
         return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
