@@ -425,6 +425,20 @@ def test_any_structure_is_taken_apart_and_put_together_again(structures):
         assert list(map(id, got)) == list(map(id, tensors.values()))
 
 
+class Scored(_Model):
+    def forward(self, x, mask, k: int, scale: "float", mode: str, flag: bool):
+        assert (type(k), type(scale), type(mode), type(flag)) == (int, float, str, bool)
+        return x.new_ones(1) * scale + mask.sum()
+
+
+def test_init_knows_constants_and_masks():
+    text = CliRunner().invoke(main, ["init", f"{__file__}:Scored"], catch_exceptions=False).output
+    found = yaml.safe_load(text)
+    assert found["constants"] == {"k": 1, "scale": 1.0, "mode": "", "flag": False}
+    assert found["inputs"]["mask"] == {"shape": ["batch", "seq"], "dtype": "int64", "pad": 0, "mask": "right"}
+    assert list(parse_recipe(found).inputs) == ["x", "mask"] and "the model took these inputs" in text
+
+
 # ---- what comes back ---------------------------------------------------------------------------------------------
 
 
