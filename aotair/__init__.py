@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .builder import build
     from .config import CompilerConfig
     from .fusion import register_replacement
+    from .ops.naming import host_as_npu
     from .recipe import Recipe
 
 __all__ = [
@@ -24,11 +25,15 @@ __all__ = [
     "__version__",
     "build",
     "graph_pool",
+    "host_as_npu",
     "load",
     "register_replacement",
 ]
 
-_LAZY = {"build": "builder", "CompilerConfig": "config", "Recipe": "recipe", "register_replacement": "fusion"}
+_LAZY = {
+    "build": "builder", "CompilerConfig": "config", "Recipe": "recipe", "register_replacement": "fusion",
+    "host_as_npu": "ops.naming",
+}  # fmt: skip
 
 
 def _host_ops() -> None:

@@ -16,6 +16,7 @@ from .config import CompilerConfig
 from .errors import ModelError
 from .imports import import_callable
 from .names import names_of
+from .ops.naming import host_as_npu
 from .recipe import Recipe
 
 
@@ -80,9 +81,11 @@ def load_rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
     rules: list[fusion.Rule] = []
     for number, name in enumerate(recipe.fusion):
         field = f"fusion[{number}]"
-        function = import_callable(name, recipe.folder, recipe.where, field)
+        with host_as_npu():
+            function = import_callable(name, recipe.folder, recipe.where, field)
         try:
-            found = fusion.rules_of(function)
+            with host_as_npu():
+                found = fusion.rules_of(function)
         except AotairError:
             raise
         except Exception as error:

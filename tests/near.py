@@ -11,6 +11,7 @@ from aotair import fusion
 from aotair.config import CompilerConfig
 from aotair.fusion.matcher import fwd_only
 from aotair.ops import air
+from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
 from aotair.passes.edits import Edits
 from aotair.targets import Target
@@ -29,7 +30,7 @@ def case(rule: str, seed: int) -> Case:
         function, inputs = _CASES[rule](chooser, lambda *shape: torch.randn(shape, generator=generator))
         try:
             function(*(tensor.clone() for tensor in inputs))
-        except (RuntimeError, IndexError, KeyError):
+        except (RuntimeError, IndexError, KeyError, Unserved):
             continue  # what was chosen does not fit together
         return function, inputs
 

@@ -61,7 +61,9 @@ def test_nobody_reads_the_environment(file: Path):
 def test_the_public_names():
     runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime
-    assert set(aotair.__all__) == runtime | {"CompilerConfig", "Recipe", "__version__", "build", "register_replacement"}
+    assert set(aotair.__all__) == runtime | {
+        "CompilerConfig", "Recipe", "__version__", "build", "host_as_npu", "register_replacement",
+    }  # fmt: skip
     for name in aotair.__all__:
         assert getattr(aotair, name) is getattr(aotair, name)
     assert callable(aotair.build), "aotair.build must stay the function at every access"

@@ -97,7 +97,7 @@ def fwd_only(
 
 
 def _kept_whole() -> dict:
-    packets = [getattr(torch.ops.aten, name) for name in KEPT_WHOLE]
+    packets = [getattr(torch.ops.aten, name) for name in sorted(KEPT_WHOLE)]
     ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     composite = [op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)]
     return dict.fromkeys(composite, _special_op_to_preserve_cia)

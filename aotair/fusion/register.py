@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import GraphError
 from .matcher import Match, PatternExpr, fwd_only
-from .rule import Registered, Rule
+from .rule import Declined, Registered, Rule
 
 _rules: list[Rule] = []
 _of_function: dict[Callable, tuple[Rule, ...]] = {}
@@ -30,7 +30,8 @@ def register_replacement(
 
     Both take the same arguments and return as many tensors. `example_inputs` are tensors to trace them with; where a
     graph looks alike, `search_fn` is traced again with the graph's own shapes and dtypes. `extra_check` takes the match
-    and says whether it may be replaced. `search_fn_pattern`: the pattern written out, then `search_fn` gives the names
+    and says whether it may be replaced; where it says no, aotair's own rules do not join the ops of the match either.
+    `search_fn_pattern`: the pattern written out, then `search_fn` gives the names
     of the arguments only. `scalar_workaround`: for each scalar argument a value that stands for it in the pattern.
     The signature and its meaning are those of `torchair.register_replacement`.
 
@@ -46,7 +47,7 @@ def register_replacement(
         "scalar_workaround": scalar_workaround,
     }
     try:
-        variant = Registered(search_fn, replace_fn, tuple(example_inputs), options)
+        variant = Registered(search_fn, replace_fn, _distinct(example_inputs), options)
     except Exception as error:
         raise GraphError(
             f"the fusion rule {name} cannot be registered: {type(error).__name__}: {error}",
@@ -68,20 +69,29 @@ def register_replacement(
     )
 
 
+def _distinct(inputs: Sequence) -> tuple:
+    """An input given for several arguments is traced as one of them: a copy for each."""
+    seen: set[int] = set()
+    return tuple(value.clone() if id(value) in seen or seen.add(id(value)) else value for value in inputs)
+
+
 def _name(function: Callable) -> str:
     inner = function.func if isinstance(function, functools.partial) else function
     return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 
 
 def _named(name: str, check: Callable[[Match], bool]) -> Callable[[Match], bool]:
-    """A user's check whose failure names the rule."""
+    """A user's check: its failure names the rule, and its no is told from a pattern that does not match."""
 
     def run(match: Match) -> bool:
         try:
-            return check(match)
+            holds = check(match)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise GraphError(f"the extra_check of the fusion rule {name} failed: {text}") from error
+        if not holds:
+            raise Declined("its extra_check says no")
+        return True
 
     return run
 

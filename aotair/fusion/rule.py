@@ -8,11 +8,16 @@ import torch
 from torch.fx.node import Node, map_arg
 
 from ..errors import GraphError
+from ..ops.naming import host_as_npu
 from .matcher import CallFunction, FailedMatch, Match, MultiOutputPattern, PatternExpr, arguments, entry_of, fwd_only
 
 
 class Declined(Exception):
     """Raised by a check that cannot go on: its text says why the match is left alone."""
+
+
+class Kept(str):
+    """Why a user's own check says no to a match: aotair's own rules do not join its ops either."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,8 @@ class Registered(Variant):
     does: str = field(init=False)
 
     def __post_init__(self):
-        entry, looks = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
-        scalars, examples = self.options["scalar_workaround"] or {}, iter(self.example_inputs)
-        names = inspect.signature(self.search_fn).parameters
-        given = [scalars[name] if name in scalars else next(examples) for name in names]
-        replacement = fwd_only(self.replace_fn, given)
+        with host_as_npu():
+            entry, looks, replacement = self._traced()
         for name, value in (("entry", entry), ("looks", looks), ("does", replacement.code)):
             object.__setattr__(self, name, value)
         if replacement.graph.find_nodes(op="get_attr"):
@@ -94,9 +96,16 @@ class Registered(Variant):
         if not all(isinstance(output, CallFunction) for output in self.outputs):
             raise ValueError("search_fn returns one of its arguments")
         bound = arguments(self.pattern)
-        for name in names:
+        for name in inspect.signature(self.search_fn).parameters:
             if not any(one == name or one.startswith(f"{name}_") for one in bound):
                 raise ValueError(f"search_fn does not use its argument {name!r}")
+
+    def _traced(self) -> tuple[object, str, torch.fx.GraphModule]:
+        entry, looks = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
+        scalars, examples = self.options["scalar_workaround"] or {}, iter(self.example_inputs)
+        names = inspect.signature(self.search_fn).parameters
+        given = [scalars[name] if name in scalars else next(examples) for name in names]
+        return entry, looks, fwd_only(self.replace_fn, given)
 
     @property
     def pattern(self) -> PatternExpr:  # type: ignore[override]
@@ -104,13 +113,16 @@ class Registered(Variant):
 
     def plan(self, match: Match) -> Replacement | str:
         try:
-            holds = self.entry.extra_check(match)
+            with host_as_npu():
+                holds = self.entry.extra_check(match)
         except GraphError:
             raise
+        except Declined as error:
+            return Kept(error)
         except Exception as error:  # of search_fn or replace_fn, which are traced with the match's shapes
             return f"its functions cannot be traced with these shapes and dtypes: {type(error).__name__}: {error}"
         if not holds:
-            return "its extra_check does not hold, or a constant, a shape or a dtype differs"
+            return "a constant, a shape or a dtype differs from what search_fn gives"
         return Replacement(match.replacement_graph, self.entry.normalize_args(*match.args, **match.kwargs))
 
 

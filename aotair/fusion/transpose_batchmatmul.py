@@ -34,15 +34,22 @@ def _product(left: PatternExpr) -> tuple[PatternExpr, PatternExpr, PatternExpr]:
     return _swap(viewed, "out0", "out1"), product, viewed
 
 
-def _swaps_batch(node, first: int, second: int) -> bool:
+def _other_swap(what: str, node, first: int, second: int) -> str | None:
+    """Why transposing `node` by these dimensions is not what the kernel does, or nothing."""
     rank = val(node).dim()
-    return {first % rank, second % rank} == {0, 1} if rank == 3 else False
+    if rank != 3:
+        shape = list(val(node).shape)
+        return f"{what} has {rank} dimensions, {shape}: the kernel takes matrices with one batch dimension"
+    if {first % rank, second % rank} != {0, 1}:
+        return f"{what} is transposed by ({first}, {second}), not (0, 1)"
+    return None
 
 
 def _refuses(left, x2, product, viewed, out0, out1) -> str | None:
     """What the kernel asks; left is the first argument as the product takes it."""
-    if not _swaps_batch(viewed, out0, out1):
-        return f"the result is transposed by ({out0}, {out1}), not (0, 1), or not three-dimensional"
+    reason = _other_swap("the result", viewed, out0, out1)
+    if reason is not None:
+        return reason
     if not _same(viewed, product):
         return f"{viewed.name} changes the shape of the product"
     if val(left).dtype not in _DTYPES or val(left).dtype != val(x2).dtype:
@@ -69,9 +76,10 @@ def _check_plain(x1, x2, product, viewed, out0, out1) -> str | None:
 
 
 def _check_swapped(x1, x2, swapped, left, product, viewed, in0, in1, out0, out1) -> str | None:
-    if not _swaps_batch(swapped, in0, in1) or not _same(left, swapped):
-        return f"{swapped.name} transposes by ({in0}, {in1}), not (0, 1), or is viewed otherwise"
-    reason = _refuses(left, x2, product, viewed, out0, out1)
+    reason = _other_swap(x1.name, x1, in0, in1)
+    if reason is None and not _same(left, swapped):
+        reason = f"{left.name} changes the shape of the first argument"
+    reason = reason or _refuses(left, x2, product, viewed, out0, out1)
     if reason is not None:
         return reason
     row = val(x1).shape[1] * val(x1).shape[2]

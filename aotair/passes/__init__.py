@@ -112,7 +112,8 @@ def pipeline(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule
 
 
 def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]) -> Iterator[Pass]:
-    """A pass for each rule. A user's rules come first, as in TorchAir, and again for what lifting made."""
+    """A pass for each rule. A user's rules come first, as in TorchAir, and again for what each lifting rule made: they
+    take it, or keep it as it is, before another rule does."""
     own = (*rules, *fusion.registered())
     options = config.experimental_config
     known = {rule.name for rule in (*own, *fusion.RULES)}
@@ -122,7 +123,7 @@ def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]
     here = [rule for rule in fusion.RULES if rule.devices is None or target.kind in rule.devices]
     lifting = [rule for rule in here if rule.lifts]
     others = [rule for rule in here if not rule.lifts]
-    for rule in (*own, *lifting, *(own if lifting else ()), *others):
+    for rule in (*own, *(one for lifts in lifting for one in (lifts, *own)), *others):
         if options.pattern_fusion_pass and rule.name not in options.disabled_fusion_rules:
             yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
 

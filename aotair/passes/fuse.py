@@ -8,9 +8,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
 from ..errors import GraphError
+from ..fusion.kept import keep, kept_by
 from ..fusion.matcher import FailedMatch, Match, graft
 from ..fusion.misses import LIGHT, nearest
-from ..fusion.rule import Replacement, Rule, Variant
+from ..fusion.rule import Kept, Replacement, Rule, Variant
 from ..fusion.trust import numbers_differ
 from ..graph.alias import root, written_roots
 from ..graph.fake import relay
@@ -69,7 +70,9 @@ class _Fuser:
 
     def _planned(self, variant: Variant, match: Match, outputs: Sequence[Node]) -> Replacement | str:
         """A replacement that may be put in, or why there is none."""
-        planned = self._around.refusal(match, outputs) or variant.plan(match)
+        planned = self._kept(match) or self._around.refusal(match, outputs) or variant.plan(match)
+        if isinstance(planned, Kept):
+            keep(self._rule.name, outputs, match.nodes)
         if not isinstance(planned, Replacement):
             return planned
         reason = _results_differ(outputs, planned) or self._around.too_late(planned.args, outputs)
@@ -88,6 +91,11 @@ class _Fuser:
                 "of the whole model remains",
             )
         return reason or planned
+
+    def _kept(self, match: Match) -> str | None:
+        """A user who said no to a rule of their own for these ops is not overruled by one of aotair's."""
+        rule = kept_by(match.nodes) if self._rule.ours else None
+        return None if rule is None else f"the extra_check of {rule} says no to fusing these ops here"
 
 
 def _maker(node: Node) -> Node:

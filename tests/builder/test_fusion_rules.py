@@ -1,6 +1,7 @@
 """Each rule on small graphs: where it fires and what it leaves, and for each condition why it declines."""
 
 import operator
+import re
 
 import near
 import pytest
@@ -302,6 +303,21 @@ def test_transposed_products(dims, swapped, viewed):
 def test_transposed_products_decline(why, dims, left, right):
     function = lambda a, b: (aten.transpose.int(aten.bmm.default(a, b), *dims) * 1,)  # noqa: E731
     declines("transpose_batchmatmul", why, function, left, right)
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 2), (-3, -4)])
+@pytest.mark.parametrize("swapped", [None, (0, 1), (1, 2)])
+def test_products_of_four_dimensions_are_said_to_be_that(dims, swapped):
+    """Whatever is transposed: the number of dimensions is the reason, and the words say nothing else."""
+
+    def function(a, b):
+        left = a if swapped is None else aten.transpose.int(a, *swapped)
+        return (aten.transpose.int(torch.matmul(left, b), *dims) * 1,)
+
+    sizes = [2, 2, 4, 128] if swapped in (None, (0, 1)) else [2, 4, 2, 128]
+    why = r"has 4 dimensions, \[2, .*\]: the kernel takes matrices with one batch dimension"
+    _, left, count = fuse("transpose_batchmatmul", function, half(*sizes), half(2, 2, 128, 128, seed=1) / 128)
+    assert count == 0 and len(left) == 1 and re.search(why, left[0]) and "transposed by" not in left[0]
 
 
 # ---- lifting --------------------------------------------------------------------------------------------------------

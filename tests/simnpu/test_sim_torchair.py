@@ -36,3 +36,31 @@ def test_either_may_come_first(order: str):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "air::record(*, Device? device=None) -> Tensor air::wait(Tensor[] x) -> ()" in done.stdout
+
+
+EXAMPLE = """
+import simnpu, torch
+simnpu.install()
+import aotair, rules
+from aotair import fusion
+from aotair.builder import explain
+
+with aotair.host_as_npu():
+    assert torch.randn(2, device="npu").device.type == torch.randn(2).npu().device.type == "npu"
+rules.norms_of_7168()
+(rule,) = fusion.registered()
+shapes = {"data1": [1, 1, WIDTH], "data2": [1, 1, WIDTH], "gamma": [WIDTH]}
+found = explain({
+    "name": "example", "model": {"factory": "rules:AddAndNorm", "dtype": "float16"}, "target": {"device": "npu"},
+    "inputs": {name: {"shape": shape, "dtype": "float16"} for name, shape in shapes.items()},
+}).counts()
+print(found[rule.name], found["lift_add_rms_norm"])
+"""
+
+
+@pytest.mark.parametrize(("width", "counts"), [(7168, "(1, 0) (0, 0)"), (64, "(0, 1) (0, 1)")])
+def test_the_example_of_a_rule_has_its_inputs_on_the_device(width: int, counts: str):
+    script = f"import sys; sys.path[:0] = {sys.path!r}; WIDTH = {width}\n{EXAMPLE}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert counts in done.stdout
