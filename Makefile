@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 ARTIFACT := build/minilm.aotair
 SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib build/simnpu/lib
 SIMNPU ?=
+WORKERS ?= 2
 CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
@@ -30,8 +31,8 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 	$(BIN)/aotair bench $(ARTIFACT) --recipe recipes/minilm.yaml --memory
 
 test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	$(BIN)/python -m pytest
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu tests/runtime tests/test_language.py
+	$(BIN)/python -m pytest -n $(WORKERS)
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000); on the simulated NPU 600 graphs and 1,000 sequences (40 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
