@@ -46,6 +46,12 @@ class Debug(_Options):
 
 
 class ExperimentalConfig(_Options):
+    composites: Literal["auto", "apart", "whole"] = Field(
+        "auto",
+        description="how passes and rules of your own see linear, layer_norm, rms_norm and group_norm: apart, as the "
+        "calls that TorchAir shows (t, mm, addmm, native_layer_norm); whole; auto: apart, and whole to those that name "
+        "composites and find nothing",
+    )
     stream_hazards: Literal["repair", "refuse", "allow"] = Field(
         "repair", description="what to do with a use across streams that no event orders"
     )

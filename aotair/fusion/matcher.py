@@ -25,6 +25,7 @@ from torch._inductor.pattern_matcher import (
     PatternMatcherPass,
     ReplacementPatternEntry,
 )
+from torch._inductor.pattern_matcher import fwd_only as torch_fwd_only
 from torch._inductor.pattern_matcher import register_replacement as _register
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -35,6 +36,7 @@ from ..export import KEPT_WHOLE
 __all__ = [
     "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",
     "PatternExpr", "arguments", "call", "commutes", "entry_of", "fwd_only", "graft", "part",
+    "torch_fwd_only", "wanted",
 ]  # fmt: skip
 
 
@@ -120,6 +122,16 @@ def arguments(pattern: object) -> set[str]:
         return {pattern.name}
     inner = getattr(pattern, "outputs", None) or getattr(pattern, "flat_args_kwargs", ((), None))[0]
     return set().union(*map(arguments, inner)) if inner else set()
+
+
+def wanted(pattern: object) -> Iterator[Sequence]:
+    """For each call that a pattern has to find: the targets that it may be of."""
+    if isinstance(pattern, (CallFunction, MultiOutputPattern)):
+        if isinstance(pattern, CallFunction):
+            yield pattern.fns
+        inner = pattern.outputs if isinstance(pattern, MultiOutputPattern) else pattern.flat_args_kwargs[0]
+        for one in inner:
+            yield from wanted(one)
 
 
 def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[object]) -> list[Node]:

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import GraphError
-from .matcher import Match, PatternExpr, fwd_only
+from .matcher import Match, PatternExpr, fwd_only, torch_fwd_only
 from .rule import Declined, Registered, Rule
 
 _rules: list[Rule] = []
@@ -41,7 +41,8 @@ def register_replacement(
     """
     name = _name(search_fn)
     options = {
-        "trace_fn": trace_fn,
+        # torch's own takes apart for Inductor what no graph here, nor TorchAir's, has apart
+        "trace_fn": fwd_only if trace_fn is torch_fwd_only else trace_fn,
         "extra_check": _named(name, extra_check),
         "search_fn_pattern": search_fn_pattern,
         "scalar_workaround": scalar_workaround,

@@ -48,11 +48,12 @@ def relay(graph: torch.fx.Graph) -> None:
         except Exception as error:
             if node.target is not view:
                 raise CannotEvaluate(node, error) from error
-            _copy_first(node)
+            copy_first(node)
             node.meta["val"] = evaluate(mode, view, node.args, {})
 
 
-def _copy_first(view: Node) -> None:
+def copy_first(view: Node) -> None:
+    """Let a view look at a copy of what it looks at, in order."""
     source = view.args[0]
     with view.graph.inserting_before(view):
         copied = view.graph.call_function(

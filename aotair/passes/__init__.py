@@ -13,6 +13,7 @@ from ..graph.verify import verify
 from ..targets import Target
 from . import (
     canonicalise,
+    composites,
     custom,
     fuse,
     merge_copies,
@@ -39,8 +40,8 @@ class Pass:
     enabled: Callable[[CompilerConfig], bool] = lambda config: True
 
 
-def _custom(option: str) -> Callable[[torch.fx.GraphModule, Edits], None]:
-    return lambda module, edits: custom.run(module, edits, getattr(edits.config, option))
+def _custom(option: str, *, reshapes: bool) -> Callable[[torch.fx.GraphModule, Edits], None]:
+    return lambda module, edits: custom.run(module, edits, getattr(edits.config, option), reshapes=reshapes)
 
 
 def _is_set(option: str) -> Callable[[CompilerConfig], bool]:
@@ -74,7 +75,11 @@ REINPLACE = (
 
 PREPARE = (
     # First, as TorchAir has it: it sees the graph as export made it.
-    Pass("post_grad_custom_pre_pass", _custom("post_grad_custom_pre_pass"), _is_set("post_grad_custom_pre_pass")),
+    Pass(
+        "post_grad_custom_pre_pass",
+        _custom("post_grad_custom_pre_pass", reshapes=False),
+        _is_set("post_grad_custom_pre_pass"),
+    ),
     # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
     Pass("remove_dead_code", remove_dead_code.run),
     # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
@@ -93,7 +98,11 @@ FINISH = (
     Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
     Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
-    Pass("post_grad_custom_post_pass", _custom("post_grad_custom_post_pass"), _is_set("post_grad_custom_post_pass")),
+    Pass(
+        "post_grad_custom_post_pass",
+        _custom("post_grad_custom_post_pass", reshapes=True),
+        _is_set("post_grad_custom_post_pass"),
+    ),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
     Pass("streams", streams.run),
     *REINPLACE,
@@ -112,20 +121,44 @@ def pipeline(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule
 
 
 def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]) -> Iterator[Pass]:
-    """A pass for each rule. A user's rules come first, as in TorchAir, and again for what each lifting rule made: they
-    take it, or keep it as it is, before another rule does."""
+    """A pass for each rule. A user's rules come first, as in TorchAir: where composites are apart, where they are
+    whole, and again for what each lifting rule made: they take it, or keep it as it is, before another rule does."""
     own = (*rules, *fusion.registered())
     options = config.experimental_config
     known = {rule.name for rule in (*own, *fusion.RULES)}
     for name in options.disabled_fusion_rules:
         if name not in known:
             raise GraphError(f"there is no fusion rule {name!r} to disable", expected=", ".join(sorted(known)))
+    if not options.pattern_fusion_pass:
+        return
+    enabled = [rule for rule in own if rule.name not in options.disabled_fusion_rules]
+    seen: set[object] = set()
+    theirs = [Pass(rule.name, functools.partial(fuse.run, rule=rule, seen=seen)) for rule in enabled]
     here = [rule for rule in fusion.RULES if rule.devices is None or target.kind in rule.devices]
-    lifting = [rule for rule in here if rule.lifts]
-    others = [rule for rule in here if not rule.lifts]
-    for rule in (*own, *(one for lifts in lifting for one in (lifts, *own)), *others):
-        if options.pattern_fusion_pass and rule.name not in options.disabled_fusion_rules:
-            yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
+    here = [rule for rule in here if rule.name not in options.disabled_fusion_rules]
+    if theirs and options.composites != "whole":
+        yield from _apart(enabled, seen)
+    yield from theirs
+    for rule in (rule for rule in here if rule.lifts):
+        yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
+        yield from theirs
+    yield from (Pass(rule.name, functools.partial(fuse.run, rule=rule)) for rule in here if not rule.lifts)
+
+
+def _apart(rules: Sequence[fusion.Rule], seen: set[object]) -> Iterator[Pass]:
+    """Rules over the calls that composites stand for. Those that fire leave these apart; all others are whole after."""
+    groups: list[composites.Group] = []
+
+    def take_apart(module: torch.fx.GraphModule, edits: Edits) -> None:
+        groups[:] = composites.expand(module.graph, plain=True)
+
+    def put_together(module: torch.fx.GraphModule, edits: Edits) -> None:
+        composites.fold(module.graph, groups)
+
+    yield Pass("take_composites_apart", take_apart)
+    for rule in rules:
+        yield Pass(rule.name, functools.partial(fuse.run, rule=rule, seen=seen, groups=groups))
+    yield Pass("put_composites_together", put_together)
 
 
 def apply_to_bucket(module: torch.fx.GraphModule, config: CompilerConfig, target: Target) -> None:

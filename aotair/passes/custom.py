@@ -1,39 +1,71 @@
-"""A user's own pass, `f(gm, example_inputs, config) -> None`: called, checked, and its new nodes' shapes worked out."""
+"""A user's own pass, `f(gm, example_inputs, config) -> None`: shown the form that it is written for, called, checked,
+and its new nodes' shapes worked out."""
 
-import operator
+import logging
 from collections.abc import Callable
 
 import torch
 from torch.fx.node import Node
 
 from ..errors import GraphError
-from ..graph.fake import CannotEvaluate, recompute
+from ..graph.fake import copy_first, evaluate, fake_mode
 from ..graph.inplace import same_layout
-from ..graph.verify import is_legal_target, source
 from ..ops import air
+from . import calls, composites, spoken
 from .edits import Edits
 
 air.define()
+log = logging.getLogger("aotair")
+_aten = torch.ops.aten
+_WHOLE = (
+    "it sees composites apart, as TorchAir shows them; config.experimental_config.composites: whole shows them whole"
+)
 
 
-def run(module: torch.fx.GraphModule, edits: Edits, function: Callable) -> None:
-    """Raises GraphError, naming the pass, where it raises or leaves a graph that is none."""
+def run(module: torch.fx.GraphModule, edits: Edits, function: Callable, *, reshapes: bool = False) -> None:
+    """The pass sees composites apart, as in TorchAir, and with `reshapes` each view as a reshape. One that names
+    composites, and changes nothing then, sees them whole. The option `composites` says otherwise.
+
+    Raises GraphError, naming the pass, where it raises or leaves a graph that is none.
+    """
     name = f"{edits.name} ({getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)})"
+    form, graph = edits.config.experimental_config.composites, module.graph
+    if form == "whole":
+        _call(module, edits, function, name)
+        return
+    there = {node.target for node in graph.nodes} & composites.TAKEN_APART
+    named = sorted(str(op) for op in spoken.ops_named(function) & there)
+    groups = composites.expand(graph)
+    if reshapes:
+        for node in graph.find_nodes(op="call_function", target=_aten.view.default):
+            node.target = _aten.reshape.default
+    before = _calls(graph)
+    _call(module, edits, function, name, _WHOLE if named else "")
+    changed = _calls(graph) != before
+    _as_views(graph)
+    composites.fold(graph, groups)
+    if named and not changed and form == "auto":
+        _call(module, edits, function, name)
+    elif named and form == "auto":
+        log.warning(
+            "%s: it names %s, which it was not shown, since it changed other calls: %s", name, ", ".join(named), _WHOLE
+        )  # fmt: skip
+
+
+def _calls(graph: torch.fx.Graph) -> list[tuple]:
+    return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
+
+
+def _call(module: torch.fx.GraphModule, edits: Edits, function: Callable, name: str, hint: str = "") -> None:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     promised = [node.meta["val"] for node in module.graph.output_node().args[0]]
     nodes = set(module.graph.nodes)
     try:
         function(module, [node.meta["val"] for node in placeholders], edits.config)
     except Exception as error:
-        raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}") from error
+        raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)
-    try:
-        recompute(module.graph)
-    except CannotEvaluate as error:
-        raise GraphError(
-            f"the pass {name} left a call that cannot be made: {error.node.name}{source(error.node)}", got=str(error)
-        ) from error
-    _check_results(module, name)
+    calls.resolve(module.graph, name)
     returned = module.graph.output_node().args[0]
     if len(returned) != len(promised):
         raise GraphError(
@@ -55,44 +87,22 @@ def _check(module: torch.fx.GraphModule, name: str, placeholders: list[Node]) ->
     if [node for node in module.graph.nodes if node.op == "placeholder"] != placeholders:
         raise GraphError(f"the pass {name} added or removed inputs", expected=f"{len(placeholders)} placeholders")
     for node in module.graph.nodes:
-        if node.op not in ("placeholder", "call_function", "output"):
+        if node.op not in ("placeholder", "call_function", "call_method", "output"):
             raise GraphError(f"the pass {name} left a {node.op} node: {node.name}", expected="calls of op overloads")
-        if isinstance(node.target, torch._ops.OpOverloadPacket):
-            raise GraphError(
-                f"the pass {name} calls {node.target} without an overload at {node.name}",
-                fix=f"write {' or '.join(_overloads(node.target))}",
-            )
-        if node.op == "call_function" and not is_legal_target(node.target):
-            raise _no_overload(node, name)
     output = module.graph.output_node()
     if not isinstance(output.args[0], (tuple, list)) or not all(isinstance(arg, Node) for arg in output.args[0]):
         raise GraphError(f"the pass {name} left an output that is no flat tuple of nodes")
 
 
-def _check_results(module: torch.fx.GraphModule, name: str) -> None:
-    """Functions of torch and Python are for sizes: what gives tensors is a call of an op."""
-    for node in module.graph.nodes:
-        value = node.meta.get("val") if node.op == "call_function" else None
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        plain = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
-        if not plain and any(isinstance(item, torch.Tensor) for item in values):
-            raise _no_overload(node, name)
-
-
-def _no_overload(node: Node, name: str) -> GraphError:
-    called = getattr(node.target, "__name__", str(node.target))
-    found = _overloads(getattr(torch.ops.aten, called, None))
-    return GraphError(
-        f"the pass {name} calls {called} at {node.name}{source(node)}", expected="overloads of ops",
-        got=f"{getattr(node.target, '__module__', '')}.{called}".strip("."),
-        fix=f"write {' or '.join(found)}" if found else "write the ops that it calls, as torch.ops.aten.relu.default",
-    )  # fmt: skip
-
-
-def _overloads(packet: torch._ops.OpOverloadPacket | None) -> list[str]:
-    """How the overloads of an op are written, but for those that write into an argument."""
-    names = [] if packet is None else packet.overloads()
-    return [f"torch.ops.{packet}.{name}" for name in names if not getattr(packet, name)._schema.is_mutable][:4]
+def _as_views(graph: torch.fx.Graph) -> None:
+    """Each reshape as a view: of a copy, where it is one."""
+    for node in graph.find_nodes(op="call_function", target=_aten.reshape.default):
+        node.target = _aten.view.default
+        try:
+            node.meta["val"] = evaluate(fake_mode(graph), node.target, node.args, dict(node.kwargs))
+        except (RuntimeError, ValueError):  # the strides do not allow it
+            copy_first(node)
+            node.meta["val"] = evaluate(fake_mode(graph), node.target, node.args, dict(node.kwargs))
 
 
 def _text(value: torch.Tensor) -> str:

@@ -51,5 +51,10 @@ class Edits:
         self._account(node, why, rewritten=False)
         log.debug("%s: %s (%s) stays as it is: %s%s", self.name, node.name, target_name(node), why, source(node))
 
+    def missing(self, op: object, why: str) -> None:
+        """The pass looked for `op`, and there is none."""
+        self.accounts.append(Account(False, "", str(op), why, ""))
+        log.debug("%s: no %s: %s", self.name, op, why)
+
     def _account(self, node: Node, text: str, *, rewritten: bool) -> None:
         self.accounts.append(Account(rewritten, node.name, target_name(node), text, source(node).strip(" ()")))

@@ -9,7 +9,7 @@ from torch.fx.node import Node
 
 from ..errors import GraphError
 from ..fusion.kept import keep, kept_by
-from ..fusion.matcher import FailedMatch, Match, graft
+from ..fusion.matcher import FailedMatch, Match, graft, wanted
 from ..fusion.misses import LIGHT, nearest
 from ..fusion.rule import Kept, Replacement, Rule, Variant
 from ..fusion.trust import numbers_differ
@@ -18,12 +18,28 @@ from ..graph.fake import relay
 from ..graph.show import target_name
 from ..graph.verify import source
 from ..ops.air import is_marker
+from .composites import Group
 from .edits import Edits
 from .streams import labels
 
 
-def run(module: torch.fx.GraphModule, edits: Edits, rule: Rule) -> None:
+def run(
+    module: torch.fx.GraphModule,
+    edits: Edits,
+    rule: Rule,
+    seen: set[object] | None = None,
+    groups: Sequence[Group] | None = None,
+) -> None:
+    """`seen`, for a user's rule: receives the targets of all calls. What the rule needs and nothing ever called is
+    said; not with `groups`, the composites that are apart meanwhile: there a rule that needs none of their calls waits
+    until they are whole."""
     graph = module.graph
+    if seen is not None:
+        seen.update(node.target for node in graph.nodes if node.op == "call_function")
+    if groups is None and seen is not None:
+        _say_missing(edits, rule, seen)
+    elif groups is not None and not _needs(rule, {call[1] for group in groups for call in group.calls}):
+        return
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users:
             graph.erase_node(node)  # a result that nobody takes would count as a use
@@ -35,6 +51,18 @@ def run(module: torch.fx.GraphModule, edits: Edits, rule: Rule) -> None:
         edits.declined(node, reason)
     if fuser.relaid:
         relay(graph)
+
+
+def _needs(rule: Rule, targets: set[object]) -> bool:
+    return any(not targets.isdisjoint(fns) for variant in rule.variants for fns in wanted(variant.pattern))
+
+
+def _say_missing(edits: Edits, rule: Rule, seen: set[object]) -> None:
+    """For a rule of which no variant can match: the ops that its first one lacks."""
+    lacking = [[fns for fns in wanted(variant.pattern) if seen.isdisjoint(fns)] for variant in rule.variants]
+    if all(lacking):
+        for fns in dict.fromkeys(map(tuple, lacking[0])):
+            edits.missing(fns[0], "the rule needs it, and nothing in the graph calls it")
 
 
 class _Fuser:

@@ -58,7 +58,8 @@ class Explained:
         for count, account in _grouped(done):
             yield f"  + {count} x {account.op} at {account.source or 'no line of the model'}"
         for count, account in _grouped(left):
-            yield f"  - {count} x {account.op} at {account.source or 'no line of the model'}: {account.text}"
+            place = f"at {account.source or 'no line of the model'}" if account.node else "at all"
+            yield f"  - {count if account.node else 'no'} x {account.op} {place}: {account.text}"
 
     def _data(self, name: str) -> dict[str, list]:
         records = self._records(name)
@@ -73,8 +74,12 @@ def _rewritten(records: Sequence[PassRecord]) -> list[Account]:
 
 
 def _left(records: Sequence[PassRecord]) -> list[Account]:
-    """What the last run left: what an earlier one did may have been done since."""
-    return [account for account in records[-1].accounts if not account.rewritten] if records else []
+    """What the last run that had candidates left: what an earlier one left may have been done since. Behind that, what
+    the very last one says of ops that nothing calls."""
+    told = [[account for account in record.accounts if account.node] for record in records]
+    last = next((accounts for accounts in reversed(told) if accounts), [])
+    lacking = [account for account in records[-1].accounts if not account.node] if records else []
+    return [account for account in last if not account.rewritten] + lacking
 
 
 def _grouped(accounts: Sequence[Account]) -> Iterator[tuple[int, Account]]:

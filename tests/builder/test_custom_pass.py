@@ -62,12 +62,6 @@ def _raises(gm, example_inputs, config):
     raise ValueError("no such pattern")
 
 
-def _no_overload(gm, example_inputs, config):
-    (output,) = gm.graph.output_node().args[0]
-    with gm.graph.inserting_before(gm.graph.output_node()):
-        gm.graph.output_node().args = ((gm.graph.call_function(aten.neg, (output,)),),)
-
-
 def _impossible(gm, example_inputs, config):
     (output,) = gm.graph.output_node().args[0]
     with gm.graph.inserting_before(gm.graph.output_node()):
@@ -115,7 +109,6 @@ def _a_list(gm, example_inputs, config):
     ("function", "says"),
     [
         (_raises, "raised ValueError: no such pattern"),
-        (_no_overload, "without an overload"),
         (_impossible, "left a call that cannot be made"),
         (_other_shape, "changed the output 0"),
         (_wrong_order, "left a broken graph"),

@@ -1,0 +1,104 @@
+"""Functions and methods that a user's pass calls, as torch.fx lets it, become the ops that they call."""
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx.node import Node, map_arg
+
+from ..errors import GraphError
+from ..fusion.matcher import fwd_only
+from ..graph.fake import CannotEvaluate, evaluate, fake_mode, quiet_torch
+from ..graph.verify import is_legal_target, source
+
+
+def resolve(graph: torch.fx.Graph, name: str) -> None:
+    """Work out what each node returns, in order, with calls of functions, methods and ops without overloads traced.
+    `name` says whose pass left the graph. Raises GraphError."""
+    mode = fake_mode(graph)
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "output") or "event" in node.meta:
+            continue
+        if _is_function(node):
+            _expand(node, name)
+            continue
+        try:
+            node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+        except Exception as error:
+            raise GraphError(
+                f"the pass {name} left a call that cannot be made: {node.name}{source(node)}",
+                got=str(CannotEvaluate(node, error)),
+            ) from error
+
+
+def _is_function(node: Node) -> bool:
+    """Whether a call is of something else than an op, a part of several results, or a function of sizes."""
+    if node.op == "call_method" or isinstance(node.target, torch._ops.OpOverloadPacket):
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return False
+    tensors = [one for one in node.all_input_nodes if isinstance(one.meta["val"], torch.Tensor)]
+    if node.target is operator.getitem:
+        return node.args[0] in tensors
+    return bool(tensors) or not is_legal_target(node.target)
+
+
+def _expand(node: Node, name: str) -> None:
+    graph, given = node.graph, list(dict.fromkeys(node.all_input_nodes))
+    body = _traced(node, given, name)
+    inside = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
+    with graph.inserting_before(node):
+        for inner in body.graph.nodes:
+            if inner.op != "call_function":
+                continue
+            made = inside[inner] = graph.node_copy(inner, inside.__getitem__)
+            made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+            made.meta["val"] = evaluate(fake_mode(graph), made.target, made.args, dict(made.kwargs))
+    results = map_arg(body.graph.output_node().args[0], inside.__getitem__)
+    if isinstance(results, (tuple, list)):
+        _hand_out(node, results, name)
+    elif isinstance(results, Node):
+        node.replace_all_uses_with(results)
+    elif results is not None or node.users:
+        raise _refused(node, name, f"it returns {results!r}")
+    graph.erase_node(node)
+
+
+def _hand_out(node: Node, results: Sequence[object], name: str) -> None:
+    for user in list(node.users):
+        if user.target is not operator.getitem or not isinstance(results[user.args[1]], Node):
+            raise _refused(node, name, "its results are used as a whole")
+        user.replace_all_uses_with(results[user.args[1]])
+        user.graph.erase_node(user)
+
+
+def _traced(node: Node, given: Sequence[Node], name: str) -> torch.fx.GraphModule:
+    function = _method(node.target) if node.op == "call_method" else node.target
+
+    def run(*values: object) -> object:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), dict(zip(given, values)).__getitem__)
+        return function(*args, **kwargs)
+
+    try:
+        with quiet_torch():
+            body = fwd_only(run, [one.meta["val"] for one in given], run_functional_passes=False)
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise _refused(node, name, f"{type(error).__name__}: {text[0] if text else ''}") from error
+    if body.graph.find_nodes(op="get_attr"):
+        raise _refused(node, name, "it holds a tensor of its own")
+    body.graph.eliminate_dead_code()
+    return body
+
+
+def _method(name: str) -> Callable:
+    return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
+
+
+def _refused(node: Node, name: str, got: str) -> GraphError:
+    called = getattr(node.target, "__name__", str(node.target))
+    return GraphError(
+        f"the pass {name} calls {called} at {node.name}{source(node)}, which cannot be traced to ops",
+        expected="overloads of ops, or functions that call ops", got=got,
+        fix="write the ops that it calls, as torch.ops.aten.relu.default",
+    )  # fmt: skip
