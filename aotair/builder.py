@@ -14,7 +14,8 @@ from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
-from .errors import InternalError, ModelError, ProofError
+from .config import CompilerConfig
+from .errors import InternalError, ModelError, ProofError, RecipeError
 from .export import Exported, export
 from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
@@ -29,7 +30,7 @@ from .program import build_program
 from .promise import check_budget, promised
 from .prove import on_host, prove
 from .quantize import quantize
-from .recipe import Recipe, parse_recipe, read_recipe
+from .recipe import Recipe, of_model, parse_recipe, read_recipe
 from .report.explain import Explained
 from .report.page import page
 from .source import load_model, load_rules, with_functions
@@ -87,18 +88,24 @@ class Bisection:
 
 
 def build(
-    recipe: str | Path | dict | Recipe,
+    recipe: str | Path | dict | Recipe | None = None,
     out: str | Path | None = None,
     *,
+    model: torch.nn.Module | None = None,
+    config: CompilerConfig | None = None,
     post_grad_custom_pre_pass: Callable | None = None,
     post_grad_custom_post_pass: Callable | None = None,
     listener: Listener | None = None,
     like: str | Path | None = None,
+    **parts: object,
 ) -> Path:
     """Build an artifact and return its path.
 
-    `recipe`: a YAML file, its contents as a dict, or a Recipe. `out`: the directory to write, by default
-    `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very end.
+    `recipe`: a YAML file, its contents as a dict, or a Recipe. `model`: instead of one, a model that is there already;
+    a copy of it is built, and `parts` are the other parts of a recipe, `inputs`, `buckets`, `target` and so on, where
+    an input may be a tensor, which says its shape and dtype. `config`: instead of the recipe's. `out`: the directory to
+    write, by default `NAME.aotair` in the working directory; an artifact that is there already is replaced at the very
+    end.
     `post_grad_custom_pre_pass`, `post_grad_custom_post_pass`: passes of your own,
     `f(gm, example_inputs, config) -> None`, instead of those that the recipe names.
     `like`: an artifact of the same recipe with other weights; its programs and plans are taken as they are, so that a
@@ -106,7 +113,9 @@ def build(
     are made anew; where a build might make another program, that is an error.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
-    recipe = _as_recipe(recipe)
+    recipe = _described(recipe, model, parts)
+    if config is not None:
+        recipe = recipe.with_config(config)
     for option, given in (
         ("post_grad_custom_pre_pass", post_grad_custom_pre_pass),
         ("post_grad_custom_post_pass", post_grad_custom_post_pass),
@@ -129,7 +138,7 @@ def build_with_summary(
         recipe = _as_recipe(recipe)
         target = Path(out) if out is not None else Path(f"{recipe.name}.aotair")
     with importing_from(recipe.folder), written_aside(target) as folder:
-        observer = Observer(Target(recipe.target.device), _dump_folder(recipe), bisection.max_rewrites)
+        observer = _observer(recipe, bisection.max_rewrites)
         with clock.stage("model"):
             model, rules = load_model(recipe), load_rules(recipe)
             quantised = quantize(model, recipe)
@@ -214,7 +223,7 @@ class _Optimised:
 def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimised:
     with clock.stage("recipe"):
         recipe = _as_recipe(recipe)
-        observer = Observer(Target(recipe.target.device), _dump_folder(recipe))
+        observer = _observer(recipe)
     with importing_from(recipe.folder):
         with clock.stage("model"):
             model, rules = load_model(recipe), load_rules(recipe)
@@ -268,15 +277,31 @@ def _explained(observer: Observer, rules: Sequence[fusion.Rule]) -> Explained:
     return Explained(tuple(observer.records), (*rules, *fusion.registered(), *fusion.RULES))
 
 
+def _described(recipe: object, model: torch.nn.Module | None, parts: dict[str, object]) -> Recipe:
+    """The recipe, or that of a model that is there already."""
+    if model is not None and recipe is None:
+        return of_model(model, parts)
+    if recipe is None or model is not None or parts:
+        given = {"a recipe": recipe is not None, "model=": model is not None} | dict.fromkeys(parts, True)
+        raise RecipeError(
+            "build: what to build is described twice, or not at all",
+            expected="a recipe and nothing beside it, or model= and the other parts of a recipe",
+            got=", ".join(name for name, there in given.items() if there) or "neither",
+        )
+    return _as_recipe(recipe)
+
+
 def _as_recipe(recipe: str | Path | dict | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
 
 
-def _dump_folder(recipe: Recipe) -> Path | None:
-    path = recipe.config.debug.graph_dump.path
-    return Path(path) if path is not None else None
+def _observer(recipe: Recipe, max_rewrites: int | None = None) -> Observer:
+    dump = recipe.config.debug.graph_dump
+    path = dump.path or ("." if dump.type is not None else None)
+    folder = Path(path) if path is not None else None
+    return Observer(Target(recipe.target.device), folder, max_rewrites, dump.type == "py")
 
 
 # How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.

@@ -1,14 +1,50 @@
 """CompilerConfig: options under TorchAir's names, at TorchAir's dotted places, with TorchAir's defaults.
 
-Only options that have an effect are here; any other name is refused where it is set.
+Only options that have an effect are here; any other name is refused where it is set, with what does its work here.
 """
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 _FUNCTION = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
+_GE = "it is for GE's graphs (mode max-autotune), which aotair does not make: leave it out"
+_TRAINING = "it is for training: leave it out"
+# Names that TorchAir has and these classes have not: by class, what to do instead.
+_ELSEWHERE = {
+    "CompilerConfig": {
+        "ge_config": _GE,
+        "aoe_config": _GE,
+        "fusion_config": f"{_GE}, or name rules in experimental_config.disabled_fusion_rules",
+        "export": "aotair build writes the artifact: leave it out",
+        "inference_config": "sizes are the recipe's buckets: leave it out",
+        "dump_config": "debug.graph_dump.path dumps graphs; tensors are compared by the proof: leave it out",
+        "npugraphex_config": "set the same option at its place in debug, experimental_config or the arguments of load",
+    },
+    "Debug": {
+        "data_dump": "tensors are compared by the proof; aotair --debug build --stop-after PASS finds what is wrong",
+        "fx_summary": "report.html in the artifact, and aotair inspect, say what a program holds",
+        "run_eagerly": "aotair.load(path, device='cpu') runs any artifact without a captured graph",
+        "deadlock_check": "streams and events are checked when the artifact is built: leave it out",
+    },
+    "AclGraphDebug": {
+        "static_capture_size_limit": "aotair.load(path, limits=aotair.Limits(captures=…)) limits captured graphs",
+    },
+    "ExperimentalConfig": {
+        "frozen_parameter": "weights always lie at fixed addresses (Model.load_weights replaces them): leave it out",
+        "keep_inference_input_mutations": "inputs with mutated: true are always written in place: leave it out",
+        "aclgraph": "kernels are the device's own: leave it out",
+        **dict.fromkeys(("npu_fx_pass", "aot_config_enable_joint_graph", "aot_config_output_loss_index"), _TRAINING),
+        **dict.fromkeys(
+            (
+                "cc_parallel_enable", "memory_efficiency", "static_model_ops_lower_limit", "jit_compile",
+                "topology_sorting_strategy", "enable_ref_data", "enable_view_optimize", "tiling_schedule_optimize",
+            ),
+            _GE,
+        ),
+    },
+}  # fmt: skip
 
 
 class _Options(BaseModel):
@@ -16,14 +52,42 @@ class _Options(BaseModel):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).model_fields:
-            known = ", ".join(type(self).model_fields)
-            raise ValueError(f"unknown option {name!r}; {type(self).__name__} has {known}")
+            _refuse(type(self), name)
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> object:
+        if name in _ELSEWHERE.get(type(self).__name__, ()):
+            _refuse(type(self), name, AttributeError)
+        return super().__getattr__(name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: object) -> object:
+        for name in data if isinstance(data, dict) else ():
+            if name in _ELSEWHERE.get(cls.__name__, ()):
+                _refuse(cls, name)
+        return data
+
+
+def _refuse(kind: type[BaseModel], name: str, error: type[Exception] = ValueError) -> None:
+    if (instead := _ELSEWHERE.get(kind.__name__, {}).get(name)) is not None:
+        raise error(f"TorchAir's option {name!r} has no effect here: {instead}")
+    raise error(f"unknown option {name!r}; {kind.__name__} has {', '.join(kind.model_fields)}")
+
+
+def _dump_type(value: object) -> object:
+    if value == "pbtxt":
+        raise ValueError("expected 'py' or 'txt': pbtxt is for GE's graphs, which aotair does not make")
+    return value
 
 
 class GraphDump(_Options):
-    """`path`: a directory that receives the graph after each stage as text; nothing is dumped where it is None."""
+    """`path`: a directory that receives the graph after each stage. `type`: as what; nothing is dumped where both are
+    None, the working directory receives it where `path` is."""
 
+    type: Annotated[Literal["py", "txt"] | None, BeforeValidator(_dump_type)] = Field(
+        None, description="py: Python code, as TorchAir dumps it; txt: one line for each call"
+    )
     path: str | None = None
 
 
@@ -75,8 +139,32 @@ def _a_pass(value: object) -> object:
 CustomPass = Annotated[Any, AfterValidator(_a_pass), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})]
 
 
+def _no_pool(value: object) -> object:
+    if value is not None:
+        raise ValueError("a pool belongs to the process that loads: aotair.load(path, pool=…) takes this handle")
+    return value
+
+
+class AclGraphConfig(_Options):
+    """TorchAir's place for a pool, which is an argument of `load` here."""
+
+    use_custom_pool: Annotated[None, BeforeValidator(_no_pool)] = Field(
+        None, description="always null: aotair.load(path, pool=…) takes a pool"
+    )
+
+
+def _mode(value: object) -> object:
+    if value == "max-autotune":
+        raise ValueError("expected 'reduce-overhead': graphs are captured, and GE's (max-autotune) are not made")
+    return value
+
+
 class CompilerConfig(_Options):
+    mode: Annotated[Literal["reduce-overhead", "npugraph_ex"], BeforeValidator(_mode)] = Field(
+        "reduce-overhead", description="both mean captured graphs, the only mode that there is"
+    )
     debug: Debug = Field(default_factory=Debug)
+    aclgraph_config: AclGraphConfig = Field(default_factory=AclGraphConfig)
     experimental_config: ExperimentalConfig = Field(default_factory=ExperimentalConfig)
     post_grad_custom_pre_pass: CustomPass = Field(None, description="a pass of your own, before all others")
     post_grad_custom_post_pass: CustomPass = Field(

@@ -53,7 +53,11 @@ def _fresh(other: Program, recipe: Recipe) -> Program:
 def _check_origin(other: Origin, mine: Origin, path: Path) -> None:
     fix = "build without --like"
     if Origin() in (other, mine):
-        what = "it does not say" if other == Origin() else "the sources of passes or rules cannot be found"
+        what = (
+            "it does not say"
+            if other == Origin()
+            else "the model is an object, or sources of passes or rules are not found"
+        )
         raise RecipeError(f"--like: whether the artifact fits is not known: {what}", where=str(path), fix=fix)
     for field, what in _DIFFERS.items():
         if getattr(other, field) != getattr(mine, field):

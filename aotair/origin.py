@@ -24,14 +24,17 @@ _FREE = {
     "name": True,
     "model": {"weights": True},
     "verify": {"seed": True},
-    "config": {"debug": {"graph_dump": True}, **dict.fromkeys(_PASSES, True)},
+    "config": {"mode": True, "aclgraph_config": True, "debug": {"graph_dump": True}, **dict.fromkeys(_PASSES, True)},
 }
 
 
 def origin_of(exported: Sequence[Exported], recipe: Recipe, rules: Sequence[fusion.Rule], limits: object) -> Origin:
     """Of graphs as they were exported, before any pass. `recipe` has its passes imported, `rules` are those it brings,
-    `limits` is what else keeps passes from running. Empty, and so like no other, where the source of one is not found.
+    `limits` is what else keeps passes from running. Empty, and so like no other, where the source of one is not found,
+    or where the model was given as an object.
     """
+    if recipe.model_object is not None:
+        return Origin()
     try:
         code = _digest("\n".join(_sources(recipe.config, rules)))
     except (OSError, TypeError):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import yaml
 from pydantic import (
     BaseModel,
@@ -90,9 +91,12 @@ class _Part(BaseModel):
 
 
 class ModelPart(_Part):
-    """Where the model comes from."""
+    """Where the model comes from. Only a model that is given as an object has no factory."""
 
-    factory: str = Field(
+    model_config = ConfigDict(json_schema_extra={"required": ["factory"]})
+
+    factory: str | None = Field(
+        None,
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
         description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
     )
@@ -335,6 +339,8 @@ class Recipe(_Part):
     # Neither: of a recipe of one entry point, its name and the method that it calls.
     _entry: str = "forward"
     _method: str = "forward"
+    # Nor this: a model that is there already, instead of a factory.
+    _model: torch.nn.Module | None = None
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":
@@ -373,9 +379,14 @@ class Recipe(_Part):
             changes |= {"constants": part.constants, "types": part.types, "dimensions": part.dimensions}
             changes |= {"entry_points": {}, "verify": verify}
             one = self.model_copy(update=changes)
-            one._file, one._entry, one._method = self._file, name, part.method
+            one._file, one._entry, one._method, one._model = self._file, name, part.method, self._model
             found.append(one)
         return tuple(found)
+
+    @property
+    def model_object(self) -> torch.nn.Module | None:
+        """The model, where there is no factory to make one."""
+        return self._model
 
     @property
     def folder(self) -> Path:
@@ -385,7 +396,12 @@ class Recipe(_Part):
     def with_config(self, config: CompilerConfig) -> "Recipe":
         """The same recipe with another config."""
         changed = self.model_copy(update={"config": config})
-        changed._file, changed._entry, changed._method = self._file, self._entry, self._method
+        changed._file, changed._entry, changed._method, changed._model = (
+            self._file,
+            self._entry,
+            self._method,
+            self._model,
+        )
         return changed
 
     def tolerance(self) -> tuple[float, float]:
@@ -494,14 +510,34 @@ def _change(data: dict, change: str, where: str) -> None:
     data[last] = value
 
 
-def parse_recipe(data: dict, file: Path | None = None) -> Recipe:
-    """The recipe in `data`; `file` is where it came from. Raises RecipeError."""
+def of_model(model: torch.nn.Module, parts: dict[str, object]) -> Recipe:
+    """A recipe of a model that is there already, under the name of its class where `parts` give none. An input may be
+    a tensor, which says its shape and dtype. Raises RecipeError."""
+    inputs = parts.get("inputs")
+    if isinstance(inputs, dict):
+        inputs = {name: _described(item) if isinstance(item, torch.Tensor) else item for name, item in inputs.items()}
+        parts = {**parts, "inputs": inputs}
+    given = {"name": type(model).__name__.strip("_") or "model", **parts}
+    given["model"] = {**given.get("model", {})}
+    return parse_recipe(given, model=model)
+
+
+def _described(tensor: torch.Tensor) -> dict[str, object]:
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def parse_recipe(data: dict, file: Path | None = None, *, model: torch.nn.Module | None = None) -> Recipe:
+    """The recipe in `data`; `file` is where it came from; `model` is there instead of a factory. Raises RecipeError."""
     where = str(file) if file else "recipe"
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise _explain(error, where) from error
-    recipe._file = file
+    recipe._file, recipe._model = file, model
+    if (recipe.model.factory is None) == (model is None):
+        what = "missing" if model is None else "given beside a model"
+        fix = "add model.factory to the recipe" if model is None else "leave one of them out"
+        raise RecipeError(f"model.factory: {what}", where=where, fix=fix)
     _check_entries(recipe, where)
     for one in recipe.entries():
         at = where if one.entry == "forward" else f"{where}: entry_points.{one.entry}"

@@ -1,5 +1,6 @@
 """From a recipe's `model` part to the original model: import the factory, call it, cast, load weights."""
 
+import copy
 import importlib
 import inspect
 from collections.abc import Sequence
@@ -28,15 +29,7 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
     hosts = [name for one in recipe.entries() for name, item in one.inputs.items() if item.host]
     if recipe.target.device == "npu" or hosts:
         importlib.import_module(".ops.npu", __package__)  # the model may call them
-    factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
-    torch.manual_seed(recipe.verify.seed)
-    try:
-        model = factory(**recipe.model.kwargs)
-    except Exception as error:
-        raise ModelError(
-            f"model.factory: {recipe.model.factory} failed: {type(error).__name__}: {error}", where=recipe.where,
-            fix="call it yourself to see where; kwargs come from model.kwargs",
-        ) from error  # fmt: skip
+    model = _copied(recipe.model_object, recipe) if recipe.model_object is not None else _made(recipe)
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
             "model.factory: returned no model",
@@ -54,6 +47,30 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
     for one in recipe.entries():
         _check_inputs(model, one)
     return model
+
+
+def _made(recipe: Recipe) -> object:
+    """What the factory returns."""
+    factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
+    torch.manual_seed(recipe.verify.seed)
+    try:
+        return factory(**recipe.model.kwargs)
+    except Exception as error:
+        raise ModelError(
+            f"model.factory: {recipe.model.factory} failed: {type(error).__name__}: {error}", where=recipe.where,
+            fix="call it yourself to see where; kwargs come from model.kwargs",
+        ) from error  # fmt: skip
+
+
+def _copied(model: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
+    """A copy, on the host: a build changes modes, dtypes and weights, and the caller's model stays as it is."""
+    try:
+        return copy.deepcopy(model).cpu()
+    except Exception as error:
+        raise ModelError(
+            f"model: the {type(model).__name__} cannot be copied: {type(error).__name__}: {error}", where=recipe.where,
+            fix="name a factory that makes it, in model.factory",
+        ) from error  # fmt: skip
 
 
 def _refuse_scripted(model: torch.nn.Module, recipe: Recipe) -> None:

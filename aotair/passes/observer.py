@@ -36,12 +36,14 @@ class PassRecord:
 
 @dataclass
 class Observer:
-    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None. `max_rewrites`: how many rewrites all
+    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None; `code`: `NN_stage.py` instead, the
+    graph as Python code. `max_rewrites`: how many rewrites all
     passes together may make, or None."""
 
     target: Target
     dump: Path | None = None
     max_rewrites: int | None = None
+    code: bool = False
     records: list[PassRecord] = field(default_factory=list)
     _stages: int = 0
 
@@ -50,7 +52,8 @@ class Observer:
         verify(module, name)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
-            (self.dump / f"{self._stages:02}_{name}.txt").write_text(show(module))
+            text = module.print_readable(print_output=False) if self.code else show(module)
+            (self.dump / f"{self._stages:02}_{name}.{'py' if self.code else 'txt'}").write_text(text)
         self._stages += 1
 
     def rewrites(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from .entry import Entry
 from .errors import ArgumentError, ClosedError, DeviceError
 from .graphs import Parts
 from .ops import NAMESPACES, resolve
-from .pool import Pool
+from .pool import Pool, pool_of
 from .promise import Terms, fresh_bytes, promise
 from .report import MemoryReport, Stats, memory_report, stats
 from .requirements import check_requirements
@@ -29,7 +29,7 @@ def load(
     path: str | Path,
     *,
     device: str | None = None,
-    pool: Pool | None = None,
+    pool: Pool | tuple[int, int] | None = None,
     clone_input: bool | None = None,
     enable_output_clone: bool | None = None,
     disable_mempool_reuse_in_same_fx: bool | None = None,
@@ -44,8 +44,9 @@ def load(
 
     `device`: "cpu", "npu", "cuda", with an index like "npu:1"; by default the kind the artifact was built for, or the
     pool's.
-    `pool`: memory to share with other models (`graph_pool`; TorchAir's `use_custom_pool`, mode 1). Each replay of any
-    of them overwrites the outputs of the one before, but for those of models with `disable_mempool_reuse_in_same_fx`.
+    `pool`: memory to share with other models: a `graph_pool`, or a handle of `torch.npu.graph_pool_handle()`, which
+    stands for one (TorchAir's `use_custom_pool`, mode 1). Each replay of any of them overwrites the outputs of the one
+    before, but for those of models with `disable_mempool_reuse_in_same_fx`.
     `disable_mempool_reuse_in_same_fx`: give each bucket memory of its own instead of one arena for all (mode 2 off).
     With `pool` too, its replays take turns with the others of the pool, and neither overwrites what the other made:
     what TorchAir does whenever it is given a pool.
@@ -65,7 +66,7 @@ def load(
     """
     path = Path(path)
     program = read_program(path)
-    opened = _open_device(device, pool, program)
+    opened, pool = _open_device(device, pool, program)
     check_requirements(program, opened, str(path))
     settings = settle(
         program.options,
@@ -102,6 +103,7 @@ class Model:
         check_memory(device, self.promise, program.requirements, settings.memory_budget, where)
         self._parts = Parts(program, device, ops, (), (), settings, program.name, self.promise)
         self._pools: list[Pool] = []
+        self._given_pool = pool  # kept alive, for whoever loads with the same handle
         self._own_pools = pool is None or settings.apart
         self.entry_points: dict[str, Entry] = {}
         # What is left to do when nobody closes the model.
@@ -254,14 +256,23 @@ class Model:
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))
 
 
-def _open_device(name: str | None, pool: Pool | None, program: Program) -> Device:
+def _open_device(name: str | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
+    """The device to load to, and the pool, which a handle may stand for."""
     if pool is None:
-        return open_device(name or program.requirements.device)
+        return open_device(name or program.requirements.device), None
+    if isinstance(pool, tuple) and len(pool) == 2 and all(type(part) is int for part in pool):
+        device = open_device(name or program.requirements.device)
+        return device, pool_of(pool, device)
+    if not isinstance(pool, Pool):
+        raise ArgumentError(
+            "pool is none", expected="an aotair.Pool (graph_pool), or a handle of torch.npu.graph_pool_handle()",
+            got=repr(pool)[:80],
+        )  # fmt: skip
     if name is not None and open_device(name) is not pool.device:
         raise DeviceError(
             "the pool is on another device", expected=str(pool.device.torch_device), got=name, fix="leave out device="
         )
-    return pool.device
+    return pool.device, pool
 
 
 def _wanted(entry: EntryPoint, capture: str | Sequence[str]) -> list[int]:

@@ -134,6 +134,20 @@ def graph_pool(device: str, nbytes: int = 0) -> Pool:
     return Pool(open_device(device), nbytes)
 
 
+def pool_of(handle: tuple[int, int], device: Device) -> Pool:
+    """The pool that goes by a handle of the vendor's (`torch.npu.graph_pool_handle()`), the same one for as long as any
+    model is in it. Its memory is ours: the handle is a name."""
+    with _by_handle_lock:
+        pool = _by_handle.get((device.torch_device, handle))
+        if pool is None:
+            pool = _by_handle[device.torch_device, handle] = Pool(device)
+        return pool
+
+
+_by_handle: weakref.WeakValueDictionary[tuple, Pool] = weakref.WeakValueDictionary()
+_by_handle_lock = threading.Lock()
+
+
 def _close(device: Device, spaces: Sequence[Space]) -> None:
     for space in spaces:
         space.close()
