@@ -31,6 +31,7 @@ from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env, s
 from .hidden import hidden_tensors
 from .hostlist import with_lists
 from .names import Names, names_of
+from .ops import air
 from .original import calling
 from .recipe import Recipe
 from .shapes import to_expr, to_tree
@@ -252,6 +253,7 @@ def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
     resolve_views(module)
+    air.in_plain_words(module.graph)
     decompose(module)
     refuse_unsupported(module, recipe.where)
     places = _with_lasting_names(module)

@@ -65,6 +65,7 @@ def _call(module: torch.fx.GraphModule, edits: Edits, function: Callable, name: 
     except Exception as error:
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)
+    air.in_plain_words(module.graph)
     calls.resolve(module.graph, name)
     returned = module.graph.output_node().args[0]
     if len(returned) != len(promised):

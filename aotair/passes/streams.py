@@ -46,8 +46,9 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 
 
 def labels(graph: torch.fx.Graph) -> dict[Node, int]:
-    """The stream of each node that stands in a scope, before this pass: 0 is the main one."""
-    return _Scopes(graph).stream
+    """The stream of each node that stands in a scope, before this pass: 0 is the main one. A scope that is still open
+    holds all that follows: a pass that comes later may close it."""
+    return _Scopes(graph, pairs=False).stream
 
 
 def stream_of(node: Node) -> int:
@@ -78,6 +79,7 @@ class _Scopes:
     """The streams of all nodes by the scopes they stand in, and the events that are asked for."""
 
     graph: torch.fx.Graph
+    pairs: bool = True  # whether every scope has to be closed
     nodes: list[Node] = field(default_factory=list)  # all but scopes, in order
     stream: dict[Node, int] = field(default_factory=dict)  # of those that stand in a scope
     consumed: list[Node] = field(default_factory=list)  # what is removed at the end
@@ -100,19 +102,19 @@ class _Scopes:
                 stack.append((node, stream))
                 self.consumed.append(node)
             elif node.target is _air.scope_exit.default:
-                if not stack:
+                if not stack and self.pairs:
                     raise GraphError(
                         f"When you call the torch.ops.air.scope_exit operator: {node.name}, you must first call the "
                         f"torch.ops.air.scope_enter operator, as they must be called in pairs. {_HINT}"
                     )
-                stack.pop()
+                del stack[-1:]
                 self.consumed.append(node)
             else:
                 self.nodes.append(node)
                 self.events += air.is_marker(node.target)
                 if node.op == "call_function" and (current is not None or "stream" in node.meta):
                     self.stream[node] = stream_of(node) if current is None else current
-        if stack:
+        if stack and self.pairs:
             raise GraphError(
                 "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "
                 "torch.ops.air.scope_exit operator. The parameters for these torch.ops.air.scope_enter calls are:"

@@ -118,7 +118,7 @@ def test_a_model_object(tmp_path, monkeypatch):
         torch.testing.assert_close(aotair.load(described)(x), model(x), atol=1e-2, rtol=1e-2)
     assert read_program(built).origin == Origin(), "nobody knows what it follows from"
     with pytest.raises(RecipeError, match="the model is an object"):
-        aotair.build(model=model, inputs={"x": x}, like=described)
+        aotair.build(model=model, inputs={"x": x}, like=aotair.build(LINEAR))
 
 
 class Locked(torch.nn.Module):

@@ -270,3 +270,71 @@ def test_programs_of_several_streams_answer_like_the_original(node, original):
                 torch.testing.assert_close(got, want)
             for mine, wanted in zip(rest, theirs):
                 torch.testing.assert_close(mine, wanted)
+
+
+# ---- what else TorchAir has ------------------------------------------------------------------------------------------
+
+
+class Speaks(torch.nn.Module):
+    """Says in its own code where it runs, as TorchAir's scopes let it."""
+
+    def forward(self, x: torch.Tensor):
+        enter()
+        product = x @ x
+        ops.record_tagged_stream_(product, "side")
+        leave()
+        return ops.wait_tensor(x - 1, product) + 1, product.abs()
+
+
+def code_of(program) -> list:
+    return [program.instructions[number] for number in program.entry_points[0].buckets[0].code]
+
+
+def test_a_model_that_speaks_of_streams_itself(tmp_path):
+    built = aotair.build(model=Speaks(), inputs={"x": X}, out=tmp_path / "a.aotair")
+    forms = [instruction.form for instruction in code_of(read_program(built))]
+    assert forms.count(Form.RECORD) == forms.count(Form.WAIT) >= 2
+    x = torch.randn(3, 3)
+    for got, want in zip(aotair.load(built)(x), Speaks()(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_wait_tensor_is_a_wait_and_the_tensor_itself():
+    module = trace(_plain, X)
+    graph = module.graph
+    product, added = (
+        graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)[0],
+        graph.output_node().args[0][0],
+    )
+    with graph.inserting_before(added):
+        waits = graph.call_function(ops.wait_tensor.default, (added.args[0], product))
+    added.args = (waits, 1)
+    with graph.inserting_before(added):
+        of_input = graph.call_function(ops.wait_tensor.default, (waits, product.args[0]))
+        graph.call_function(ops.record_tagged_stream_.default, (of_input, "side"))
+    air.in_plain_words(graph)
+    assert added.args == (product, 1)
+    assert targets(module).count("air.wait.default") == 1, "an input is there"
+    assert targets(module).count("air.record_tagged_stream.default") == 1
+    assert run_pass(streams, module, config=config("refuse")).count == 0
+    assert all("event" in node.meta for node in graph.nodes if "air" in str(node.target))
+
+
+def test_a_scope_that_the_pre_pass_opens_and_the_post_pass_closes(tmp_path):
+    def opens(gm, example_inputs, config):
+        (first, *_) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+        with gm.graph.inserting_before(first):
+            gm.graph.call_function(ops.scope_enter.default, (["_user_stream_label"], ["side"]))
+
+    def closes(gm, example_inputs, config):
+        (*_, last) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+        with gm.graph.inserting_after(last):
+            gm.graph.call_function(ops.scope_exit.default)
+
+    passes = {"post_grad_custom_pre_pass": opens, "post_grad_custom_post_pass": closes}
+    program = read_program(aotair.build(RECIPES["encoder"], tmp_path / "a.aotair", **passes))
+    assert {instruction.stream for instruction in code_of(program)} == {0, 1}
+    with pytest.raises(GraphError, match="no paired call"):
+        aotair.build(RECIPES["encoder"], tmp_path / "b.aotair", post_grad_custom_pre_pass=opens)
+    with pytest.raises(GraphError, match="you must first call"):
+        aotair.build(RECIPES["encoder"], tmp_path / "b.aotair", post_grad_custom_post_pass=closes)
