@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
 from aotair_runtime import ops as _runtime_ops
 
+from .log import logger
+
 if TYPE_CHECKING:
     from .builder import build
     from .config import CompilerConfig
@@ -27,6 +29,7 @@ __all__ = [
     "graph_pool",
     "host_as_npu",
     "load",
+    "logger",
     "register_replacement",
 ]
 

@@ -80,8 +80,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class Bisection:
-    """To find the pass, and then the rewrite, that makes a build wrong: `stop_after` names the last pass to run,
-    `max_rewrites` is how many rewrites all passes together may make."""
+    """To find the pass, and then the rewrite, that makes a build wrong: `stop_after` names the last pass to run, as
+    `NAME:2` where one is meant that is not its last run; `max_rewrites` is how many rewrites all passes together may
+    make."""
 
     stop_after: str | None = None
     max_rewrites: int | None = None
@@ -155,7 +156,7 @@ def build_with_summary(
             with clock.stage("passes"):
                 _apply_passes(exported, recipe, observer, rules, bisection.stop_after)
             with clock.stage("buckets"):
-                built = build_program(exported, recipe, listener.bucket)
+                built = build_program(exported, recipe, listener.bucket, observer, bisection.stop_after)
                 built = replace(built, program=replace(built.program, origin=origin))
         check_budget(built.program, recipe)
         nodes_after = _nodes(exported)
@@ -198,7 +199,7 @@ def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -
     clock = _Clock(listener)
     done = _optimised(recipe, clock)
     with clock.stage("buckets"):
-        return build_program(done.exported, done.recipe, listener.bucket).program
+        return build_program(done.exported, done.recipe, listener.bucket, done.observer).program
 
 
 def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:
@@ -252,8 +253,9 @@ def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> lis
     entries = recipe.entries()
     found = [graph for one in entries for graph in export_buckets(model, one)]
     exported = unified(found, [graph.entry for graph in found])
-    for one in exported:
-        observer.stage("export", one.module)
+    for one, label in zip(exported, _labels(exported), strict=True):
+        with observer.over(label):
+            observer.stage("export", one.module)
     return exported
 
 
@@ -265,8 +267,21 @@ def _apply_passes(
     stop_after: str | None = None,
 ) -> None:
     config = with_functions(recipe)
-    for one in exported:
-        passes.apply(one.module, config, observer, stop_after, rules)
+    for one, label in zip(exported, _labels(exported), strict=True):
+        with observer.over(label):
+            passes.apply(one.module, config, observer, stop_after, rules)
+
+
+def _labels(exported: Sequence[Exported]) -> list[str]:
+    """What each graph is called in logs and dumps: by its entry point, numbered where that has several; "" for an only
+    one."""
+    if len(exported) == 1:
+        return [""]
+    entries = [one.entry for one in exported]
+    return [
+        entry if entries.count(entry) == 1 else f"{entry} {1 + entries[:number].count(entry)}"
+        for number, entry in enumerate(entries)
+    ]
 
 
 def _nodes(exported: Sequence[Exported]) -> int:

@@ -64,14 +64,15 @@ def _loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(aotair_runtime.__version__, prog_name="aotair")
-@click.option("--debug", is_flag=True, help="Log what each pass does.")
+@click.option("--debug", is_flag=True, help="Log what each pass does, and the graph where it changed.")
 def main(debug: bool) -> None:
     """Build PyTorch models ahead of time, and replay them."""
     if debug:
         import logging
 
-        logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
-        logging.getLogger("aotair").setLevel(logging.DEBUG)
+        from .log import logger
+
+        logger.setLevel(logging.DEBUG)
 
 
 @main.command()
@@ -80,9 +81,15 @@ def main(debug: bool) -> None:
 @_SET
 @_ALLOW
 @click.option(
-    "--dump-graph", type=click.Path(path_type=Path), help="Write the graph after each stage into this directory."
+    "--dump-graph",
+    type=click.Path(path_type=Path),
+    help="Write the graph after each stage into this directory.",
 )
-@click.option("--stop-after", metavar="PASS", help="Run no pass after this one.")
+@click.option(
+    "--stop-after",
+    metavar="PASS",
+    help="Run no pass after the last run of this one, or with PASS:2 after its second. Passes for buckets come last.",
+)
 @click.option("--max-rewrites", type=int, metavar="N", help="Let the passes make at most so many rewrites.")
 @click.option(
     "--like",

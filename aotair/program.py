@@ -27,6 +27,7 @@ from .errors import InternalError, RecipeError
 from .export import Exported
 from .graph.specialise import Nodes, specialise
 from .graph.verify import verify
+from .passes.observer import Observer
 from .plan.arena import Plan, plan_arena
 from .plan.check import violations
 from .plan.lifetimes import Lifetimes, lifetimes
@@ -50,8 +51,16 @@ class Built:
     pictures: Mapping[tuple[str, tuple[int, ...]], Picture]
 
 
-def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callable[[int, int], None]) -> Built:
-    """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all)."""
+def build_program(
+    exported: Sequence[Exported],
+    recipe: Recipe,
+    progress: Callable[[int, int], None],
+    observer: Observer | None = None,
+    stop_after: str | None = None,
+) -> Built:
+    """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all),
+    `observer` the passes over each bucket's graph, of which `stop_after` names the last."""
+    observer = observer or Observer(Target(recipe.target.device))
     tables, distinct = Tables(), DistinctTensors(exported[0].names, recipe.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in recipe.entries())
     entries, pictures, done = [], {}, 0
@@ -60,7 +69,8 @@ def build_program(exported: Sequence[Exported], recipe: Recipe, progress: Callab
         planned = []
         for sizes in one.bucket_sizes():
             progress(done, total)
-            planned.append(_planned(next(graph for graph in graphs if graph.serves(sizes)), one, sizes))
+            graph = next(graph for graph in graphs if graph.serves(sizes))
+            planned.append(_planned(graph, one, sizes, observer, stop_after))
             done += 1
         plans = _plans(one, planned)
         pictures |= {
@@ -125,19 +135,23 @@ class _Planned:
     plan: Plan
 
 
-def _planned(exported: Exported, recipe: Recipe, sizes: tuple[int, ...]) -> _Planned:
+def _planned(
+    exported: Exported, recipe: Recipe, sizes: tuple[int, ...], observer: Observer, stop_after: str | None
+) -> _Planned:
     by_dim = dict(zip(recipe.dims(), sizes, strict=True))
     shapes = {
         placeholder: tuple(by_dim.get(d, d) for d in recipe.inputs[name].shape)
         for name, placeholder in exported.inputs.items()
     }
-    where = f"{recipe.where}: bucket {', '.join(f'{d}={s}' for d, s in by_dim.items()) or 'static'}"
+    bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
+    where = f"{recipe.where}: bucket {bucket}"
     module = specialise(
         exported.module, shapes, where, Nodes(recipe.target.device, tuple(recipe.target.allow_namespaces))
     )
     verify(module, "specialise")
     target = Target(recipe.target.device)
-    passes.apply_to_bucket(module, recipe.config, target)
+    with observer.over(bucket if recipe.entry == "forward" else f"{recipe.entry}, {bucket}"):
+        passes.apply_to_bucket(module, recipe.config, target, observer, stop_after)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
     effort = recipe.config.experimental_config.plan_effort
     return _Planned(exported, sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))

@@ -62,7 +62,7 @@ def test_the_public_names():
     runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime
     assert set(aotair.__all__) == runtime | {
-        "CompilerConfig", "Recipe", "__version__", "build", "host_as_npu", "register_replacement",
+        "CompilerConfig", "Recipe", "__version__", "build", "host_as_npu", "logger", "register_replacement",
     }  # fmt: skip
     for name in aotair.__all__:
         assert getattr(aotair, name) is getattr(aotair, name)

@@ -9,10 +9,11 @@ from torch.fx.node import Argument
 def show(module: torch.fx.GraphModule) -> str:
     """The graph's nodes in order, with dtypes and shapes: `add: float32[s0, 4] = aten.add.Tensor(x, 1)`.
 
+    A node on a side stream ends in `# stream 1`; the others run on the main one.
     Symbols are renamed in the order of their appearance, so that the text does not depend on torch's numbering.
     """
     symbols = _Symbols()
-    return "\n".join(_line(node, symbols) for node in module.graph.nodes) + "\n"
+    return "\n".join(_line(node, symbols) + _stream(node) for node in module.graph.nodes) + "\n"
 
 
 class _Symbols:
@@ -38,6 +39,17 @@ def _line(node: torch.fx.Node, symbols: _Symbols) -> str:
         return f"return {_arg_text(node.args[0])}"
     args = [_arg_text(arg) for arg in node.args] + [f"{name}={_arg_text(arg)}" for name, arg in node.kwargs.items()]
     return f"{node.name}: {kind} = {target_name(node)}({', '.join(args)})"
+
+
+def _stream(node: torch.fx.Node) -> str:
+    """What the pass `streams` found; before it, the scopes say it."""
+    stream = node.meta.get("stream", 0)
+    return f"  # stream {stream}" if stream else ""
+
+
+def position(node: torch.fx.Node) -> int | None:
+    """The number of the node's line in `show`, from 1; nothing for one that is gone."""
+    return None if node._erased else 1 + list(node.graph.nodes).index(node)
 
 
 def target_name(node: torch.fx.Node) -> str:

@@ -1,6 +1,7 @@
 """The pipeline: every pass in order, with the reason for its place. This list is the documentation."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,6 @@ import torch
 from .. import fusion
 from ..config import CompilerConfig
 from ..errors import GraphError
-from ..graph.verify import verify
 from ..targets import Target
 from . import (
     canonicalise,
@@ -29,6 +29,8 @@ from . import (
 )
 from .edits import Edits
 from .observer import Observer
+
+log = logging.getLogger("aotair")
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,21 @@ def _apart(rules: Sequence[fusion.Rule], seen: set[object]) -> Iterator[Pass]:
     yield Pass("put_composites_together", put_together)
 
 
-def apply_to_bucket(module: torch.fx.GraphModule, config: CompilerConfig, target: Target) -> None:
-    """Run the passes that need concrete sizes, in place."""
+def apply_to_bucket(
+    module: torch.fx.GraphModule,
+    config: CompilerConfig,
+    target: Target,
+    observer: Observer | None = None,
+    stop_after: str | None = None,
+) -> None:
+    """Run the passes that need concrete sizes, in place; none where `stop_after` names one that comes before them."""
+    observer, last = observer or Observer(target), (stop_after or "").partition(":")[0]
+    if last and last not in [step.name for step in BUCKET_PIPELINE]:
+        return
     for step in BUCKET_PIPELINE:
-        if step.enabled(config):
-            step.run(module, Edits(step.name, target, config))
-            verify(module, step.name)
-            module.recompile()
+        _run(step, module, config, observer)
+        if step.name == last:
+            return
 
 
 def apply(
@@ -177,19 +187,52 @@ def apply(
     stop_after: str | None = None,
     rules: Sequence[fusion.Rule] = (),
 ) -> None:
-    """Run the pipeline over `module`, in place; `stop_after` names the last pass to run."""
+    """Run the pipeline over `module`, in place. `stop_after` names the last pass to run, after its last run, or as
+    `NAME:2` after its second."""
     steps = pipeline(config, observer.target, rules)
-    names = [step.name for step in steps]
-    if stop_after is not None and stop_after not in names:
-        raise GraphError(f"there is no pass {stop_after!r} to stop after", expected=", ".join(names))
+    stop = _Stop(stop_after, steps)
     counts = {}
     for step in steps:
         counts[step] = _run(step, module, config, observer)
-        if step.name == stop_after:
+        if stop.after(step):
             return
     found = sum(counts[step] for step in REINPLACE[1:])
     while found:
-        found = sum([_run(step, module, config, observer) for step in REINPLACE])
+        found = 0
+        for step in REINPLACE:
+            found += _run(step, module, config, observer)
+            if stop.after(step):
+                return
+    stop.end()
+
+
+class _Stop:
+    """Counts the runs of a pass over one graph, up to the one to stop after."""
+
+    def __init__(self, text: str | None, steps: Sequence[Pass]):
+        self._name, _, number = (text or "").partition(":")
+        self._runs, self._last = 0, int(number) if number.isdecimal() else None
+        if text is None:
+            return
+        names = [step.name for step in (*steps, *BUCKET_PIPELINE)]
+        if self._name not in names or text not in (self._name, f"{self._name}:{self._last}"):
+            raise GraphError(f"there is no pass {text!r} to stop after", expected=", ".join(dict.fromkeys(names)))
+        repeated, most = self._name in [step.name for step in REINPLACE], names.count(self._name)
+        if self._last == 0 or ((self._last or 0) > most and not repeated):
+            raise GraphError(f"the pass {self._name} has no run {self._last}", expected=f"1 to {most}")
+        # What is repeated until nothing is found: its last run is followed by runs that find nothing.
+        if self._last is None and not repeated:
+            self._last = most
+
+    def after(self, step: Pass) -> bool:
+        """Whether this run of the pass was the last that is wanted."""
+        self._runs += step.name == self._name
+        return step.name == self._name and self._runs == self._last
+
+    def end(self) -> None:
+        """All passes have run."""
+        if self._runs and self._last is not None:
+            log.warning("the pass %s ran %d times, not %d: no pass was left out", self._name, self._runs, self._last)
 
 
 def _run(step: Pass, module: torch.fx.GraphModule, config: CompilerConfig, observer: Observer) -> int:

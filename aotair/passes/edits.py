@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch.fx.node import Node
 
 from ..config import CompilerConfig
-from ..graph.show import target_name
+from ..graph.show import position, target_name
 from ..graph.verify import source
 from ..targets import Target
 
@@ -26,10 +26,11 @@ class Account:
 
 class Edits:
     """One pass over one graph, for one target. `limit`: the most rewrites (None: any number), to find a wrong one by
-    halves."""
+    halves. `graph`: which graph of the build it is, for the log."""
 
-    def __init__(self, name: str, target: Target, config: CompilerConfig, limit: int | None = None):
+    def __init__(self, name: str, target: Target, config: CompilerConfig, limit: int | None = None, graph: str = ""):
         self.name, self.target, self.config, self.count = name, target, config, 0
+        self._pass = f"{name} ({graph})" if graph else name
         self.accounts: list[Account] = []
         self._limit = limit
 
@@ -39,17 +40,20 @@ class Edits:
             return False
         self.count += 1
         self._account(node, what, rewritten=True)
-        log.debug("%s: %s %s%s", self.name, node.name, what, source(node))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: %s %s%s", self._pass, _placed(node), what, source(node))
         return True
 
     def skipped(self, why: str) -> None:
         """The pass leaves the whole graph alone."""
-        log.info("%s: skipped, because %s", self.name, why)
+        log.info("%s: skipped, because %s", self._pass, why)
 
     def declined(self, node: Node, why: str) -> None:
         """`node` was a candidate and stays as it is."""
         self._account(node, why, rewritten=False)
-        log.debug("%s: %s (%s) stays as it is: %s%s", self.name, node.name, target_name(node), why, source(node))
+        if log.isEnabledFor(logging.DEBUG):
+            what = f"{_placed(node)} ({target_name(node)})"
+            log.debug("%s: %s stays as it is: %s%s", self._pass, what, why, source(node))
 
     def missing(self, op: object, why: str) -> None:
         """The pass looked for `op`, and there is none."""
@@ -58,3 +62,9 @@ class Edits:
 
     def _account(self, node: Node, text: str, *, rewritten: bool) -> None:
         self.accounts.append(Account(rewritten, node.name, target_name(node), text, source(node).strip(" ()")))
+
+
+def _placed(node: Node) -> str:
+    """A node's name, and the line that it has in a dump of the graph as it is now."""
+    line = position(node)
+    return f"{node.name}, which is gone," if line is None else f"line {line}, {node.name}"

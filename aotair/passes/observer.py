@@ -1,7 +1,9 @@
 """Hears before and after each stage: verifies the graph, dumps it, times it, logs it. Passes hold none of this."""
 
 import contextlib
+import difflib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ log = logging.getLogger("aotair")
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did: rewrites, nodes before and after, seconds, and what became of each candidate."""
+    """What a pass did: rewrites, nodes before and after, seconds, what became of each candidate, and in which graph."""
 
     name: str
     rewrites: int
@@ -32,13 +34,14 @@ class PassRecord:
     after: int
     seconds: float
     accounts: tuple[Account, ...] = ()
+    graph: str = ""
 
 
 @dataclass
 class Observer:
-    """`dump`: a directory that receives `NN_stage.txt` after each stage, or None; `code`: `NN_stage.py` instead, the
-    graph as Python code. `max_rewrites`: how many rewrites all
-    passes together may make, or None."""
+    """`dump`: a directory that receives `NN_stage.txt` after each stage, `NN_stage_GRAPH.txt` where there are several
+    graphs, or None; `code`: files `.py` instead, the graph as Python code. `max_rewrites`: how many rewrites all passes
+    together may make, or None."""
 
     target: Target
     dump: Path | None = None
@@ -46,14 +49,25 @@ class Observer:
     code: bool = False
     records: list[PassRecord] = field(default_factory=list)
     _stages: int = 0
+    _graph: str = ""
+
+    @contextlib.contextmanager
+    def over(self, graph: str) -> Iterator[None]:
+        """What comes within is done to this graph: an entry point, a bucket; "" where there is one."""
+        before, self._graph = self._graph, graph
+        try:
+            yield
+        finally:
+            self._graph = before
 
     def stage(self, name: str, module: torch.fx.GraphModule) -> None:
         """A stage that made `module` is done: check it and dump it."""
         verify(module, name)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
+            parts = [f"{self._stages:02}", name, re.sub(r"[^\w=.-]+", "_", self._graph)]
             text = module.print_readable(print_output=False) if self.code else show(module)
-            (self.dump / f"{self._stages:02}_{name}.{'py' if self.code else 'txt'}").write_text(text)
+            (self.dump / f"{'_'.join(filter(None, parts))}.{'py' if self.code else 'txt'}").write_text(text)
         self._stages += 1
 
     def rewrites(self) -> dict[str, int]:
@@ -69,7 +83,8 @@ class Observer:
     @contextlib.contextmanager
     def watch(self, name: str, module: torch.fx.GraphModule, config: CompilerConfig) -> Iterator[Edits]:
         """Around a pass over `module`, which reports through what this yields."""
-        edits = Edits(name, self.target, config, self._left())
+        edits = Edits(name, self.target, config, self._left(), self._graph)
+        text = show(module) if log.isEnabledFor(logging.DEBUG) else None
         before, start = len(module.graph.nodes), time.perf_counter()
         try:
             yield edits
@@ -79,6 +94,15 @@ class Observer:
             done = ", ".join(record.name for record in self.records) or "nothing"
             raise InternalError(f"the pass {name} failed after {done}: {error}") from error
         after, seconds = len(module.graph.nodes), time.perf_counter() - start
-        self.records.append(PassRecord(name, edits.count, before, after, seconds, tuple(edits.accounts)))
-        log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", name, edits.count, before, after, seconds)
+        self.records.append(PassRecord(name, edits.count, before, after, seconds, tuple(edits.accounts), self._graph))
+        where = f"{name} ({self._graph})" if self._graph else name
+        log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", where, edits.count, before, after, seconds)
         self.stage(name, module)
+        if text is not None and (changes := _changes(text, show(module))):
+            log.debug("%s: the graph where it changed, by the lines that a dump has:\n%s", where, changes)
+
+
+def _changes(before: str, after: str) -> str:
+    """What a pass changed, each place with the nodes around it; empty where nothing did."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2)
+    return "\n".join(lines)
