@@ -18,6 +18,13 @@ def keep(rule: str, outputs: Iterable[Node], nodes: Iterable[Node]) -> None:
         node.meta[_KEPT] = found if match in found else (*found, match)
 
 
+def kept_as(whole: Node, parts: Iterable[Node]) -> None:
+    """What was said of the parts is said of the op that stands for them now."""
+    found = tuple(dict.fromkeys(match for part in parts for match in part.meta.get(_KEPT, ())))
+    if found:
+        whole.meta[_KEPT] = found
+
+
 def kept_by(nodes: Iterable[Node]) -> str | None:
     """The user's rule whose check keeps what a match of these nodes would fuse, or nothing.
 

@@ -10,6 +10,7 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node, map_arg
 
+from ..fusion.kept import kept_as
 from ..graph.fake import evaluate, fake_mode, quiet_torch, recompute
 from ..ops.air import is_marker
 from .streams import launches
@@ -141,6 +142,7 @@ def _put_together(graph: torch.fx.Graph, group: Group, place: Node, names: set[s
     with graph.inserting_before(place):
         node = graph.call_function(group.target, group.args, dict(group.kwargs))
     node.meta = dict(group.meta)
+    kept_as(node, group.nodes)
     if group.name not in names:
         node.name = group.name
     names.add(node.name)
