@@ -50,7 +50,10 @@ def test_what_one_writes_the_other_reads(notebook):
 
 def test_every_entry_point_is_proved_with_its_states_not_at_zero(tmp_path):
     """From zeros the reader's answer is zero whatever the program does with the query."""
-    config = {"post_grad_custom_post_pass": f"{MODELS}:forget_the_query"}
+    config = {
+        "post_grad_custom_post_pass": f"{MODELS}:forget_the_query",  # means the reader's product, no linear layer's
+        "experimental_config": {"composites": "whole"},
+    }
     with pytest.raises(ProofError, match=r"entry_points\.read.*from random states"):
         aotair.build(changed(config=config), tmp_path / "a.aotair")
 
