@@ -35,7 +35,6 @@ class Result:
     outcome: str
     seconds: float
     error: float = 0.0
-    graphs: int = 1
     says: str = ""
 
 

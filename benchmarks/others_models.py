@@ -61,11 +61,11 @@ def transformers(name: str, config: str = "", **options: object) -> nn.Module:
     return _shaken(getattr(library, name)(made))
 
 
-def layer(name: str, *args: object, **options: object) -> nn.Module:
+def layer(name: str, **options: object) -> nn.Module:
     """A layer of torch.nn itself."""
-    return _shaken(getattr(nn, name)(*options.pop("args", ()), **options))
+    return _shaken(getattr(nn, name)(**options))
 
 
-def sequence(*_: object) -> nn.Module:
+def sequence() -> nn.Module:
     """An nn.Sequential, whose forward has an argument called `input`."""
     return _shaken(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 4)))
