@@ -89,6 +89,15 @@ class Arguments:
         return make
 
 
+def in_signatures_order(method: Callable, names: Sequence[str]) -> list[str]:
+    """The names of inputs in the order in which the method takes them by position; then those that it takes by keyword
+    only, in their own order, as those within one argument are."""
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(method).parameters.values()
+    places = {item.name: place for place, item in enumerate(parameters) if item.kind not in by_keyword}
+    return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))
+
+
 def by_name(method: Callable, recipe: Recipe) -> Callable:
     """The method, called with the recipe's inputs by name, and nothing else."""
     by_position = any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(method).parameters.values())

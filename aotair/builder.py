@@ -14,6 +14,7 @@ from aotair_runtime.golden import replay_golden
 from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 
 from . import fusion, passes
+from .arguments import in_signatures_order
 from .config import CompilerConfig
 from .errors import InternalError, ModelError, ProofError, RecipeError
 from .export import Exported, export
@@ -238,7 +239,11 @@ def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimise
 
 
 def _checked(model: torch.nn.Module, recipe: Recipe) -> Recipe:
-    """The recipe, with the smallest sizes that the model takes. Raises what is wrong with its calls."""
+    """The recipe, with inputs in the order of the methods' arguments, and with the smallest sizes that the model takes.
+    Raises what is wrong with its calls."""
+    for one in recipe.entries():
+        names = in_signatures_order(getattr(model, one.method), list(one.inputs))
+        recipe = recipe.with_inputs(one.entry, {name: one.inputs[name] for name in names})
     for one in recipe.entries():
         try:
             refuse_hidden_state(model, one)

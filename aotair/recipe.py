@@ -436,13 +436,21 @@ class Recipe(_Part):
 
     def with_dimensions(self, entry: str, parts: Mapping[str, DimensionPart]) -> "Recipe":
         """The same recipe with other dimensions of an entry point."""
+        one = self.entry_points[entry] if self.entry_points else self
+        return self._with_part(entry, "dimensions", {**one.dimensions, **parts})
+
+    def with_inputs(self, entry: str, inputs: Mapping[str, InputPart]) -> "Recipe":
+        """The same recipe with other inputs of an entry point, or the same ones in another order."""
+        return self._with_part(entry, "inputs", dict(inputs))
+
+    def _with_part(self, entry: str, field: str, value: object) -> "Recipe":
+        """The same recipe with another value of one field of an entry point."""
+        update = {field: value}
         if self.entry_points:
-            one = self.entry_points[entry]
-            one = one.model_copy(update={"dimensions": {**one.dimensions, **parts}})
-            changed = self.model_copy(update={"entry_points": {**self.entry_points, entry: one}})
-        else:
-            changed = self.model_copy(update={"dimensions": {**self.dimensions, **parts}})
+            update = {"entry_points": {**self.entry_points, entry: self.entry_points[entry].model_copy(update=update)}}
+        changed = self.model_copy(update=update)
         changed._file, changed._entry, changed._method = self._file, self._entry, self._method
+        changed._model = self._model
         return changed
 
     def bucket_sizes(self) -> tuple[tuple[int, ...], ...]:

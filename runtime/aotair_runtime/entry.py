@@ -59,6 +59,7 @@ class CallPlan:
     run: int
     arena: Span  # the addresses that the replay may write
     held: Held  # remembers the outputs
+    calls: int = 0  # since they were last counted
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class LastCall:
     user_addresses: list[int] | None  # where the other inputs lie, if that matters: they may be used in place
     lengths: Sequence[int]  # of its lists
     written: Spans  # the bytes of its mutated inputs
-    apart: list[int] | None  # addresses of other inputs, without gaps, of which it is known that they lie elsewhere
+    apart: list[int] | None  # addresses of other inputs, without gaps, known to lie where the call writes nothing
 
 
 class Entry:
@@ -89,7 +90,7 @@ class Entry:
         self._states = [span(state) for state in parts.states]
         self._held = {pool: pool.held() for pool in dict.fromkeys(pools)}
         self._lock = pools[0].lock
-        self.counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
+        self._counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
         self._names = tuple(item.name for item in spec.inputs)
         self._dtypes = tuple(dtype(item.dtype) for item in spec.inputs)
         self._mutated = tuple(i for i, item in enumerate(spec.inputs) if item.kind == "mutated")
@@ -128,7 +129,7 @@ class Entry:
                 self._refuse(tensors)
         with self._lock:
             try:
-                last = self._last
+                last, apart = self._last, False
                 if (
                     last is None
                     or [tensor.shape for tensor in users] != last.shapes
@@ -137,9 +138,12 @@ class Entry:
                     or (last.user_addresses is not None and not _lie_at(last.user_addresses, users))
                 ):
                     last, tensors, users = self._find_plan(tensors, users, lengths)
-                elif mutated and ([*map(_address, users)] != last.apart or False in map(_is_contiguous, users)):
-                    self._check_apart(last, users)
-                return self._replay(last.plan, tensors, users, lists)
+                elif mutated:
+                    apart = [*map(_address, users)] == last.apart and False not in map(_is_contiguous, users)
+                    if not apart:
+                        self._refuse_shared(last.written, users)
+                        last.apart = _apart(last.plan, users)
+                return self._replay(last.plan, tensors, users, lists, apart)
             except RuntimeError:
                 self._refuse_layouts(tensors)
                 raise
@@ -164,6 +168,13 @@ class Entry:
                 self._own.update(map(_address, named.values()))
             self._forget_plans()
             return found
+
+    def counters(self) -> Counters:
+        """What has been called so far."""
+        with self._lock:
+            for plan in self._plans.values():
+                self._count(plan)
+            return self._counters
 
     def capture(self, number: int) -> None:
         """Capture a bucket ahead of its first call; one with mutated inputs has to wait for their addresses."""
@@ -193,14 +204,14 @@ class Entry:
     def aside(self) -> Iterator[None]:
         """Calls within count nowhere, and what they had captured is let go at the end."""
         with self._lock:
-            counters, static = copy.deepcopy(self.counters), dict(self._static)
+            counters, static = copy.deepcopy(self.counters()), dict(self._static)
             self._forget_plans()
             try:
                 with self.graphs.aside():
                     yield
             finally:
                 self._forget_plans()
-                self.counters, self._static = counters, static
+                self._counters, self._static = counters, static
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 
@@ -213,19 +224,27 @@ class Entry:
         )
 
     def _replay(
-        self, plan: CallPlan, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor], lists: list[list[int]]
+        self,
+        plan: CallPlan,
+        tensors: Sequence[torch.Tensor],
+        users: Sequence[torch.Tensor],
+        lists: list[list[int]],
+        apart: bool,
     ) -> list[torch.Tensor]:
-        pool, counters, number = plan.pool, self.counters, plan.number
-        pool.overwrite()
+        """Copy in, replay, hand out; `apart` says that no input lies where the replay writes."""
+        pool = plan.pool
+        pool.enter()
+        pool.replays += 1
         guard = _InferenceMode(True)
         try:
             if plan.targets:
                 sources = users if plan.all_copied else [tensors[i] for i in plan.copied]
-                low, high = plan.arena
-                for source in sources:
-                    if low <= _address(source) < high:
-                        sources = self._set_aside(plan, sources)
-                        break
+                if not apart:
+                    low, high = plan.arena
+                    for source in sources:
+                        if low <= _address(source) < high:
+                            sources = self._set_aside(plan, sources)
+                            break
             for region, value in plan.fills:
                 region.fill_(value)
             if plan.targets:
@@ -236,9 +255,7 @@ class Entry:
                 plan.captured.graph.replay()
         finally:
             del guard
-        counters.calls[number] += 1
-        counters.sent[number] += plan.sent
-        counters.run[number] += plan.run
+        plan.calls += 1
         outputs = self._with_callers(plan, tensors) if plan.in_caller else plan.outputs
         if self._clones_outputs:
             return [output.clone() for output in outputs]
@@ -351,15 +368,10 @@ class Entry:
             None if self._settings.clone_input and not self._own else list(map(_address, users)),
             lengths,
             written,
-            list(map(_address, users)) if all(map(_is_contiguous, users)) else None,
+            _apart(plan, users),
         )
         self._last = last
         return last, tensors, self._take_users(tensors) if self._some_users else tensors
-
-    def _check_apart(self, last: LastCall, users: Sequence[torch.Tensor]) -> None:
-        """Raises ArgumentError where an input shares memory with one that the call writes."""
-        self._refuse_shared(last.written, users)
-        last.apart = list(map(_address, users)) if all(map(_is_contiguous, users)) else None
 
     def _refuse_shared(self, written: Spans, users: Sequence[torch.Tensor]) -> None:
         for position, tensor in zip(self._users, users) if self._mutated else ():
@@ -433,7 +445,7 @@ class Entry:
                 parts[i].copy_(kept[i])
         self._plans[key] = plan
         if len(self._plans) > _PLANS:
-            self._plans.popitem(last=False)
+            self._count(self._plans.popitem(last=False)[1])
         return plan, kept
 
     def _saved(self, pool: Pool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -487,7 +499,15 @@ class Entry:
         start = base.storage_offset() + place.offset // base.element_size()
         return base.as_strided(found.shape, found.strides, start)
 
+    def _count(self, plan: CallPlan) -> None:
+        """Add a plan's calls to the counters of its bucket."""
+        calls, plan.calls = plan.calls, 0
+        self._counters.calls[plan.number] += calls
+        self._counters.sent[plan.number] += calls * plan.sent
+        self._counters.run[plan.number] += calls * plan.run
+
     def _forget_plans(self) -> None:
+        self.counters()
         self._plans.clear()
         self._last = None
 
@@ -525,6 +545,16 @@ class Entry:
                     fix=f"pass a copy: {name}.clone(); outputs and states lie in the model's memory",
                 )  # fmt: skip
             seen.append(span(tensor))
+
+
+def _apart(plan: CallPlan, users: Sequence[torch.Tensor]) -> list[int] | None:
+    """Where inputs lie that share memory with no mutated one, if they also lie outside of what the replay writes, and
+    each without gaps, so that the addresses say it all."""
+    addresses = list(map(_address, users))
+    low, high = plan.arena
+    if any(low <= address < high for address in addresses) or not all(map(_is_contiguous, users)):
+        return None
+    return addresses
 
 
 def _lie_at(addresses: list[int], tensors: Sequence[torch.Tensor]) -> bool:

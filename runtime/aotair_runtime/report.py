@@ -172,7 +172,7 @@ def stats(entries: Iterable[Entry]) -> Stats:
     buckets: list[BucketStats] = []
     recaptures: list[Recapture] = []
     for entry in entries:
-        counters, captured = entry.counters, entry.graphs.counters
+        counters, captured = entry.counters(), entry.graphs.counters
         names = [describe(entry.spec, bucket.sizes) for bucket in entry.spec.buckets]
         for number, name in enumerate(names):
             run = counters.run[number]

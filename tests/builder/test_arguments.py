@@ -275,6 +275,18 @@ def test_arguments_by_position_only(tmp_path):
         torch.testing.assert_close(model(a, b, c, z=d), original(a, b, 7, c, z=d))
 
 
+def test_positions_mean_the_methods_order_whatever_the_recipes(tmp_path):
+    class Minus(nn.Module):
+        def forward(self, a, b, *, k=2, **more):
+            return a - k * b + more["c"]
+
+    a, b, c = (torch.randn(3) for _ in range(3))
+    loaded = aotair.load(aotair.build(model=Minus(), inputs={"c": c, "b": b, "a": a}, out=tmp_path / "m.aotair"))
+    want = Minus()(a, b, c=c)
+    assert torch.equal(loaded(a, b, c=c), want) and torch.equal(loaded(a, b, c), want)
+    assert torch.equal(loaded([a, b, c]), want)
+
+
 def test_real_samples_of_dotted_names(tmp_path):
     import safetensors.torch
 
