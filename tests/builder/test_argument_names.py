@@ -83,7 +83,7 @@ def test_arguments_keep_their_names_and_places(names, tmp_path):
 
 
 def test_arguments_among_keywords(tmp_path):
-    names = ("input", "b", "a", "C")
+    names = ("b", "input", "a", "C")  # by position first what the method takes so; then as the recipe has them
     _assert_same(aotair.build(recipe("Keywords", names), tmp_path / "a.aotair"), Keywords(), names)
 
 
