@@ -20,6 +20,7 @@ from .errors import InternalError, ModelError, ProofError, RecipeError
 from .export import Exported, export
 from .graph.bodies import defining_packages
 from .hidden import refuse_hidden_state
+from .histories import Beginning
 from .identity import unified
 from .imports import importing_from
 from .least import with_least_sizes
@@ -244,13 +245,16 @@ def _checked(model: torch.nn.Module, recipe: Recipe) -> Recipe:
     for one in recipe.entries():
         names = in_signatures_order(getattr(model, one.method), list(one.inputs))
         recipe = recipe.with_inputs(one.entry, {name: one.inputs[name] for name in names})
+    beginning = Beginning(model, recipe)
     for one in recipe.entries():
         try:
             refuse_hidden_state(model, one)
         except ModelError:
             export(model, one)  # where it fails too, it says better why
             raise
-    return with_least_sizes(model, recipe)
+    recipe = with_least_sizes(model, recipe)
+    beginning.refuse_dependence()
+    return recipe
 
 
 def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:

@@ -32,6 +32,70 @@ class Held:
 def held(model: torch.nn.Module) -> Iterator[Held]:
     """Each tensor once, and every plain value, in attributes, lists, dicts, sets and objects of a model, of its classes
     and of what it holds."""
+    for item in _walk(model):
+        if isinstance(item.value, (*PLAIN, torch.Tensor)):
+            yield item
+        elif isinstance(item.value, (dict, list, set, frozenset, deque)):
+            yield Held(f"len({item.path})", len(item.value))
+
+
+class Snapshot:
+    """What a model holds at one time, to be put back. Tensors are remembered, not their values."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._kept = [(path, thing, _content(thing)) for item in _walk(model) for path, thing in _containers(item)]
+
+    def restore(self) -> None:
+        """Put everything back where it was; what was not there is there no more."""
+        for _, thing, content in self._kept:
+            if isinstance(thing, numpy.ndarray):
+                thing[...] = content
+            else:
+                thing.clear()
+                (thing.update if isinstance(thing, (dict, set)) else thing.extend)(content)
+
+    def changed(self) -> list[str]:
+        """The paths of what is another than it was, sorted."""
+        found = {path + key for path, thing, before in self._kept for key in _differences(before, thing)}
+        return sorted(path.lstrip(".") for path in found)
+
+
+def _containers(item: Held) -> Iterator[tuple[str, object]]:
+    """What of a thing can be given other contents."""
+    value = item.value
+    if isinstance(value, (dict, list, set, deque, numpy.ndarray)):
+        yield item.path, value
+    elif not isinstance(value, (*PLAIN, torch.Tensor)) and type(getattr(value, "__dict__", None)) is dict:
+        yield item.path, value.__dict__
+        if isinstance(value, torch.nn.Module):
+            yield from ((item.path, value.__dict__[name]) for name in _OWN)
+
+
+def _content(thing: object) -> object:
+    if isinstance(thing, numpy.ndarray):
+        return thing.copy()
+    return dict(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
+
+
+def _differences(before: object, thing: object) -> Iterator[str]:
+    """The keys whose values are others; "" for what has no keys."""
+    now, nothing = _content(thing), object()
+    if isinstance(before, dict):
+        keys = dict.fromkeys([*before, *now])
+        yield from (f".{key}" for key in keys if not _is_same(before.get(key, nothing), now.get(key, nothing)))
+    elif isinstance(before, list):
+        if len(before) != len(now) or not all(map(_is_same, before, now)):
+            yield ""
+    elif not numpy.array_equal(before, now):
+        yield ""
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other))
+
+
+def _walk(model: torch.nn.Module) -> Iterator[Held]:
+    """Everything that `held` looks at, and what holds it."""
     known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     stack = [(Held(name, module), 0) for name, module in model.named_modules()]
     turns = {id(item.value) for item, _ in stack}
@@ -46,11 +110,9 @@ def held(model: torch.nn.Module) -> Iterator[Held]:
         if id(value) in known or depth > _DEPTH or _is_code(value) or (depth and id(value) in turns):
             continue
         known.add(id(value))
+        yield item
         if isinstance(value, torch.Tensor):
-            yield item
             continue
-        if isinstance(value, (dict, list, set, frozenset, deque)):
-            yield Held(f"len({item.path})", len(value))
         stack += [(child, depth + 1) for child in _children(item)]
 
 

@@ -6,7 +6,7 @@ torch.export takes such tensors and values for constants: what a call writes the
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy
 import torch
@@ -16,7 +16,7 @@ from aotair_runtime.golden import compare
 
 from .aliases import overlap, shared_memory
 from .errors import ModelError, UnsupportedError, user_frame
-from .held import PLAIN, Held, held
+from .held import PLAIN, Held, Snapshot, held
 from .original import Original
 from .recipe import Recipe
 from .samples import random_inputs
@@ -30,15 +30,11 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
 
     Two calls are made: what the first one makes and the second one leaves alone is a constant made late.
     """
-    calls = _Calls(model, recipe)
-    before = _buffers(model)
-    first = calls.make()
-    late = {place: buffer for place, buffer in _buffers(model).items() if _is_another(buffer, before.get(place))}
-    calls.reset()
-    if late:
-        for (module, name), buffer in late.items():
-            module._buffers[name] = buffer
-        calls = _Calls(model, recipe)
+    snapshot = Snapshot(model)
+    first = first_call(model, Calls(model, recipe))
+    if snapshot.changed():  # a table that grows is as large as it will be
+        first_call(model, Calls(model, recipe, bucket=-1))
+    calls = Calls(model, recipe)
     tensors, values = _tensors(model), _values(model)
     second = calls.make()
     after, now = _tensors(model), _values(model)
@@ -48,29 +44,60 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     if set(written) != replaced or _depends_on(calls, model, replaced, first):
         _refuse_tensors(model, recipe, written)
     elif written:
-        log.info("the model keeps %s of each call; no output was seen to depend on it", _some(written))
+        log.info("the model keeps %s of each call; no output was seen to depend on it", some_names(written))
     changed = [path for path in now | values if _text(now.get(path)) != _text(values.get(path))]
+    third = calls.make()
+    calls.reset()
     if changed:
-        _refuse_values(calls, recipe, {path: now[path] for path in changed if path in now}, changed, [first, second])
+        there = {path: now[path] for path in changed if path in now}
+        _refuse_values(calls, recipe, there, changed, [first, second, third])
+    if not equal_results(second, third, *recipe.tolerance()):
+        raise ModelError(
+            "the model answers otherwise when it is called again with the same inputs", where=recipe.where,
+            expected="outputs that follow from the inputs and from registered buffers",
+            fix="take out what it reads from elsewhere: the time, random numbers, global variables, iterators",
+        )  # fmt: skip
 
 
-def _buffers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.Tensor]:
+def first_call(model: torch.nn.Module, calls: "Calls") -> list:
+    """What a call returns. Afterwards the buffers have their values from before, but for those that the call has
+    replaced by others: constants made late."""
+    before = registered_buffers(model)
+    result = calls.make()
+    late = {
+        place: buffer for place, buffer in registered_buffers(model).items() if is_another(buffer, before.get(place))
+    }
+    calls.reset()
+    for (module, name), buffer in late.items():
+        module._buffers[name] = buffer
+    return result
+
+
+def registered_buffers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.Tensor]:
     return {(module, name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
 
 
-def _is_another(buffer: torch.Tensor | None, before: torch.Tensor | None) -> bool:
+def is_another(buffer: torch.Tensor | None, before: torch.Tensor | None) -> bool:
     """Whether a buffer has been replaced by one of another shape or dtype: as only a constant made late can be."""
     if buffer is None or before is None:
         return buffer is not before
     return buffer.shape != before.shape or buffer.dtype != before.dtype
 
 
-class _Calls:
-    """Calls of one entry point with the same inputs, from the buffers' first values."""
+class Calls:
+    """Calls of one entry point with the same inputs, by default of the smallest bucket, from the buffers' first
+    values; what they leave in `buffers` (None: in all) counts as a result."""
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe):
-        self._original, self._recipe = Original(model, recipe), recipe
-        self._inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        recipe: Recipe,
+        bucket: int = 0,
+        seed: int = 0,
+        buffers: Collection[str] | None = None,
+    ):
+        self._original, self._recipe, self._buffers = Original(model, recipe), recipe, buffers
+        self._inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[bucket])), seed)
 
     def make(self) -> list:
         """The leaves of what a call returns, and what it leaves in the buffers, copied."""
@@ -88,11 +115,12 @@ class _Calls:
             raise ModelError(
                 f"the original model failed on inputs within their ranges{user_frame(error)}: "
                 f"{type(error).__name__}: {error}",
-                where=recipe.where, expected=f"{recipe.method} to take random inputs of the smallest bucket",
+                where=recipe.where, expected=f"{recipe.method} to take random inputs of its buckets",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error  # fmt: skip
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in _pytree.tree_leaves(result)]
-        return leaves + [buffer.clone() for buffer in self._original.buffers().values()]
+        buffers = self._original.buffers().items()
+        return leaves + [b.clone() for name, b in buffers if self._buffers is None or name in self._buffers]
 
     def reset(self) -> None:
         self._original.reset()
@@ -111,7 +139,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
 
 
-def _depends_on(calls: "_Calls", model: torch.nn.Module, names: set[str], outputs: list) -> bool:
+def _depends_on(calls: Calls, model: torch.nn.Module, names: set[str], outputs: list) -> bool:
     """Whether a call answers otherwise where these tensors, which each call makes anew, hold NaN or far-off numbers
     before it."""
     items = [item for item in held(model) if item.path in names and isinstance(item.value, torch.Tensor)]
@@ -121,7 +149,7 @@ def _depends_on(calls: "_Calls", model: torch.nn.Module, names: set[str], output
         floating = item.value.is_floating_point() or item.value.is_complex()
         item.holder[item.key] = torch.full_like(item.value, float("nan") if floating else 1)
     try:
-        return not _equal(outputs, calls.make())
+        return not equal_results(outputs, calls.make())
     except ModelError:
         return True
     finally:
@@ -138,7 +166,7 @@ def _refuse_tensors(model: torch.nn.Module, recipe: Recipe, changed: list[str]) 
                 raise shared_memory(other, name, recipe.where)
     if changed:
         raise UnsupportedError(
-            f"the model changes {_some(changed)}, which outlives the call",
+            f"the model changes {some_names(changed)}, which outlives the call",
             where=recipe.where, expected="registered buffers, which become state, and mutated inputs",
             fix=f"make it a buffer (self.register_buffer({min(changed).rpartition('.')[2]!r}, …)), or an input with "
             "mutated: true",
@@ -172,24 +200,24 @@ def _text(item: Held | None) -> str:
 
 
 def _refuse_values(
-    calls: _Calls, recipe: Recipe, values: Mapping[str, Held], changed: list[str], outputs: list[list]
+    calls: Calls, recipe: Recipe, values: Mapping[str, Held], changed: list[str], outputs: list[list]
 ) -> None:
     """Raises UnsupportedError where an output depends on a value that the model changes, as far as other values can
     show: those of the next calls, and some that are far off."""
     outputs = [*outputs, *_with_other_values(calls, values)]
     names = sorted(set(map(_short, changed)))
-    if all(_equal(outputs[0], other) for other in outputs[1:]):
-        log.info("the model changes %s at each call; no output was seen to depend on it", _some(names))
+    if all(equal_results(outputs[0], other) for other in outputs[1:]):
+        log.info("the model changes %s at each call; no output was seen to depend on it", some_names(names))
         return
     raise UnsupportedError(
-        f"the model changes {_some(names)} at each call, and its outputs depend on that", where=recipe.where,
+        f"the model changes {some_names(names)} at each call, and its outputs depend on that", where=recipe.where,
         expected="Python values that stay as they are: a program holds them as constants",
         fix=f"make {names[0]} a buffer, a tensor that is changed in place (self.register_buffer("
         f"{names[0].rpartition('.')[2]!r}, …)), or an input of the model",
     )  # fmt: skip
 
 
-def _with_other_values(calls: _Calls, values: Mapping[str, Held]) -> Iterator[list | None]:
+def _with_other_values(calls: Calls, values: Mapping[str, Held]) -> Iterator[list | None]:
     """What calls return where the values are others; None where a call then fails."""
     for item in values.values():
         for other in _others(item.value) if item.holder is not None else ():
@@ -217,18 +245,19 @@ def _others(value: object) -> tuple:
     return ("",) if isinstance(value, str) else ()
 
 
-def _equal(a: list, b: list | None) -> bool:
+def equal_results(a: list, b: list | None, atol: float = 0, rtol: float = 0) -> bool:
+    """Whether two calls have returned the same; False for what is no result."""
     if b is None or len(a) != len(b):
         return False
     return all(
-        compare(x, y, 0, 0)[1]
+        compare(x, y, atol, rtol)[1]
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
         else type(x) is type(y) and (not isinstance(x, PLAIN) or repr(x) == repr(y))
         for x, y in zip(a, b)
     )
 
 
-def _some(names: list[str]) -> str:
+def some_names(names: list[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:5]) + (" …" if names[5:] else "")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import aotair
-from aotair.errors import UnsupportedError
+from aotair.errors import ModelError, UnsupportedError
 from aotair_runtime.errors import AotairError
 
 X = {"x": {"shape": [2, 3], "dtype": "float32"}}
@@ -218,6 +218,112 @@ def test_tensors_that_each_call_makes_anew_are_state_only_where_the_next_reads_t
     else:
         model = aotair.load(aotair.build(recipe, tmp_path / "a.aotair"))
         assert model(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+class Remembers(nn.Module):
+    """What the first call keeps, in as many ways as there are places for it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.kept, self.ready, self.most, self.table = way, None, False, 0, {}
+        self.register_buffer("late", None)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        return getattr(self, self.way)(x)
+
+    def attribute(self, x):
+        self.kept = x.mean() if self.kept is None else self.kept
+        return x + self.kept
+
+    def buffer(self, x):
+        self.late = x.mean() if self.late is None else self.late
+        return x + self.late
+
+    def item(self, x):
+        return x + self.table.setdefault("mean", x.mean())
+
+    def flag(self, x):
+        if not self.ready:
+            self.seen.copy_(x.sum(0))
+            self.ready = True
+        return x - self.seen
+
+    def size(self, x):
+        self.most = max(self.most, x.shape[0])
+        return x * self.most
+
+    def grows(self, x):
+        if self.kept is None or len(self.kept) < len(x):
+            self.kept = torch.arange(float(len(x)))
+            self.late = self.kept * 2
+        return x * self.kept[: len(x), None] + self.late[: len(x), None]
+
+    def makes(self, x):
+        self.table.setdefault("ones", torch.ones(3))
+        return x + self.table["ones"]
+
+
+def _remembers(way: str) -> dict:
+    return {
+        "name": "remembers",
+        "model": {"factory": f"{__file__}:Remembers", "kwargs": {"way": way}},
+        "inputs": {"x": {"shape": ["n", 3], "dtype": "float32"}},
+        "buckets": {"n": [2, 4]},
+    }
+
+
+WAYS = {
+    "attribute": "kept", "buffer": "late", "item": "table.mean", "flag": "ready", "size": "most",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_first_call_leaves_for_later_ones_is_refused_by_name(way, tmp_path):
+    with pytest.raises(UnsupportedError, match=f"keeps {WAYS[way]} of one call, and later calls answer otherwise"):
+        aotair.build(_remembers(way), tmp_path / "a.aotair")
+
+
+@pytest.mark.parametrize("way", ["grows", "makes"])
+def test_tables_that_calls_make_and_enlarge_are_constants(way, tmp_path):
+    model, original = aotair.load(aotair.build(_remembers(way), tmp_path / "a.aotair")), Remembers(way)
+    for rows in (2, 4, 2):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(model(x), original(x))
+
+
+class HandsOn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys = None
+
+    def first(self, x):
+        self.keys = x * 2
+        return x + 1
+
+    def second(self, x):
+        return x + self.keys
+
+
+def test_what_one_entry_point_leaves_for_another_is_refused_by_name(tmp_path):
+    inputs = {"x": {"shape": [3], "dtype": "float32"}}
+    points = {name: {"method": name, "inputs": inputs} for name in ("first", "second")}
+    with pytest.raises(UnsupportedError, match=r"second: the model keeps keys of one call"):
+        aotair.build(model=HandsOn(), entry_points=points, out=tmp_path / "a.aotair")
+
+
+_CALLS = itertools.count()
+
+
+class Elsewhere(nn.Module):
+    def forward(self, x):
+        return x + next(_CALLS)
+
+
+def test_what_depends_on_things_that_nobody_sees_is_refused(tmp_path):
+    inputs = {"x": {"shape": [3], "dtype": "float32"}}
+    with pytest.raises(ModelError, match="answers otherwise when it is called again with the same inputs"):
+        aotair.build(model=Elsewhere(), inputs=inputs, out=tmp_path / "a.aotair")
 
 
 class Late(torch.nn.Module):
