@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.utils import _pytree
 
-from aotair_runtime.arguments import tree_of
+from aotair_runtime.arguments import PLAIN, tree_of
 
 from .errors import ModelError
 from .imports import import_callable
@@ -96,6 +96,13 @@ def in_signatures_order(method: Callable, names: Sequence[str]) -> list[str]:
     parameters = inspect.signature(method).parameters.values()
     places = {item.name: place for place, item in enumerate(parameters) if item.kind not in by_keyword}
     return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))
+
+
+def plain_defaults(method: Callable, given: Sequence[str]) -> dict[str, object]:
+    """The plain values that the method gives those of its arguments that are not `given`."""
+    tops = {name.partition(".")[0] for name in given}
+    parameters = inspect.signature(method).parameters.values()
+    return {item.name: item.default for item in parameters if item.name not in tops and type(item.default) in PLAIN}
 
 
 def by_name(method: Callable, recipe: Recipe) -> Callable:

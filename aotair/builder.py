@@ -118,6 +118,8 @@ def build(
     """
     recipe = _described(recipe, model, parts)
     if config is not None:
+        if not isinstance(config, CompilerConfig):
+            raise RecipeError("build: config= is none", expected="a CompilerConfig", got=type(config).__name__)
         recipe = recipe.with_config(config)
     for option, given in (
         ("post_grad_custom_pre_pass", post_grad_custom_pre_pass),
@@ -318,6 +320,11 @@ def _described(recipe: object, model: torch.nn.Module | None, parts: dict[str, o
 def _as_recipe(recipe: str | Path | dict | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
+    if not isinstance(recipe, (str, Path, dict)):
+        raise RecipeError(
+            "build: this is no recipe", expected="the path of a YAML file, its contents as a dict, or a Recipe",
+            got=type(recipe).__name__, fix="pass a model as model=",
+        )  # fmt: skip
     return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
 
 

@@ -25,6 +25,11 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()
             ctx.exit(1)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            ctx.exit(1)
 
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
@@ -90,7 +95,9 @@ def main(debug: bool) -> None:
     metavar="PASS",
     help="Run no pass after the last run of this one, or with PASS:2 after its second. Passes for buckets come last.",
 )
-@click.option("--max-rewrites", type=int, metavar="N", help="Let the passes make at most so many rewrites.")
+@click.option(
+    "--max-rewrites", type=click.IntRange(min=0), metavar="N", help="Let the passes make at most so many rewrites."
+)
 @click.option(
     "--like",
     metavar="ARTIFACT",
@@ -344,7 +351,9 @@ def verify(
 @main.command()
 @_ARTIFACT
 @click.option("--recipe", type=click.Path(path_type=Path), help="Time the recipe's original model beside the artifact.")
-@click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each bucket.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Time to spend on each bucket."
+)
 @click.option("--memory", is_flag=True, help="Print the memory table too.")
 @_DEVICE
 @_ALLOW

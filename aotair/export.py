@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from aotair_runtime.check import dtype
 
 from .aliases import refuse_layouts, refuse_shared_writes
-from .arguments import Arguments
+from .arguments import Arguments, plain_defaults
 from .errors import ExportError, ModelError, SizesError, UnsupportedError, user_frame
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
@@ -74,7 +74,8 @@ class Exported:
     `constants` and `states` go by placeholder name; `inputs` are the placeholders of the recipe's inputs, by input
     name in the model's signature order; `outputs` are size expressions (schema.Expr); `structure` is a schema.Tree;
     `names` are those of the model's checkpoints. It serves these `buckets` of the entry point, or all where none is
-    given; `why` says why another graph does not serve them.
+    given; `why` says why another graph does not serve them. `defaults`
+    are the plain values that the method gives its other arguments.
     """
 
     module: torch.fx.GraphModule
@@ -87,6 +88,7 @@ class Exported:
     entry: str = "forward"
     buckets: tuple[tuple[int, ...], ...] = ()
     why: str = ""
+    defaults: tuple[tuple[str, object], ...] = ()
 
     def serves(self, sizes: tuple[int, ...]) -> bool:
         """Whether the graph is right for a bucket."""
@@ -114,8 +116,12 @@ def export_at(model: torch.nn.Module, recipe: Recipe, bucket: tuple[int, ...]) -
     `export` does."""
     ranges = dynamic_dims(recipe)
     dims = {name: Dim.AUTO(min=low, max=high) for name, (low, high) in ranges.items()}
+    at = dict(zip(recipe.dims(), bucket))
     with guard_lines() as lines:
-        one = _exported(model, recipe, dict(zip(recipe.dims(), bucket)), dims)
+        try:
+            one = _exported(model, recipe, at, dims)
+        except SizesError:  # not even one that assumes things of sizes: the model looks sizes up
+            one = _exported(model, recipe, at, {})
     sizes, shapes = [], None
     for name, item in recipe.inputs.items():
         value = one.placeholder(name).meta["val"]
@@ -153,7 +159,8 @@ def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], 
             refuse_layouts(dict(hidden_tensors(model)), recipe.where)
         raise _explain(error, recipe) from error
     one = _classify(program, recipe, _place(model, recipe))
-    return replace(one, names=names_of(model), entry=recipe.entry)
+    defaults = plain_defaults(getattr(model, recipe.method), (*recipe.inputs, *recipe.constants))
+    return replace(one, names=names_of(model), entry=recipe.entry, defaults=tuple(defaults.items()))
 
 
 @contextlib.contextmanager
@@ -437,6 +444,12 @@ def _explain(error: Exception, recipe: Recipe) -> ExportError:
     text = str(error).strip()
     at = user_frame(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "unhashable type" in text and "SymInt" in text:
+        return SizesError(
+            f"buckets: the model keeps things by size{at}", where=recipe.where, got=lines[0],
+            expected="the same for all sizes: a size is looked up in a dict or a cache",
+            fix="leave out the dict or the cache there, or make an artifact for each size",
+        )  # fmt: skip
     if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
         fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
         named = [fix for fix in fixes if f"You marked {fix.split()[0]} " in text] or fixes

@@ -53,7 +53,8 @@ def _graph(exported: Exported) -> Iterator[str]:
         for placeholder, item in tensors.items():
             group, found = exported.names.group(item.name), item.tensor
             yield f"{kind} {placeholder} {exported.names.kind(item.name)} {group} {tuple(found.shape)} {found.stride()}"
-    yield repr((dict(exported.inputs), exported.outputs, exported.structure, tuple(exported.names.tied)))
+    plain = (dict(exported.inputs), exported.outputs, exported.structure, tuple(exported.names.tied), exported.defaults)
+    yield repr(plain)
 
 
 def _sources(config: CompilerConfig, rules: Sequence[fusion.Rule]) -> Iterator[str]:

@@ -69,6 +69,11 @@ class Original:
             _once(buffer).copy_(value)
             module._buffers[name] = buffer
 
+    def has_fast_path(self) -> bool:
+        """Whether torch computes a part of the model in another way where nobody traces it."""
+        kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
+        return torch.backends.mha.get_fastpath_enabled() and any(isinstance(m, kinds) for m in self._model.modules())
+
     def buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._model.named_buffers())
 

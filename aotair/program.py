@@ -232,7 +232,7 @@ def _entry_point(exported: Exported, recipe: Recipe, buckets: tuple) -> EntryPoi
         exported.structure,
         buckets,
         tuple(order),
-        tuple(recipe.constant_values().items()),
+        (*recipe.constant_values().items(), *exported.defaults),
     )
 
 

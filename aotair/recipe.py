@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from aotair_runtime.amounts import read_budget, read_bytes
 from aotair_runtime.model import Model
 
 from .config import CompilerConfig
@@ -37,27 +38,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.=\s]+)*$")]
 CONTAINERS = {"dict": dict, "list": list, "tuple": tuple}
 Size = Annotated[int, Field(ge=1)]
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def _bytes(value: object) -> object:
-    """A number of bytes, as such or as text with a unit: 24GiB."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if isinstance(value, str):
-        if match is None or match[2] not in _UNITS:
-            raise ValueError(f"expected a number of bytes, or one with a unit ({', '.join(_UNITS)[2:]}): {value!r}")
-        return int(float(match[1]) * _UNITS[match[2]])
-    return value
-
-
-def _budget(value: object) -> object:
-    """Bytes, or a share of the device: a fraction, or a percentage."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        value = float(value.strip()[:-1]) / 100
-    value = _bytes(value)
-    if isinstance(value, float) and not 0 < value <= 1:
-        raise ValueError(f"a share of the device is more than 0 and at most 1, not {value}")
-    return value
 
 
 def _plain(value: object) -> object:
@@ -72,9 +52,9 @@ def _plain(value: object) -> object:
     return value
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[int, BeforeValidator(read_bytes), Field(ge=0), WithJsonSchema({"type": ["integer", "string"]})]
 Budget = Annotated[
-    int | float, BeforeValidator(_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
+    int | float, BeforeValidator(read_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
 ]
 
 # The end of a range: a number, or what a dimension has, as nodes or seq + 1.

@@ -38,6 +38,7 @@ def load_model(recipe: Recipe) -> torch.nn.Module:
             got=type(model).__name__,
         )
     _refuse_scripted(model, recipe)
+    _refuse_unmade(model, recipe)
     refuse_layouts(dict(model.named_buffers()) | dict(model.named_parameters()), recipe.where)
     if recipe.model.dtype is not None:
         model.to(dtype(recipe.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
@@ -80,6 +81,16 @@ def _refuse_scripted(model: torch.nn.Module, recipe: Recipe) -> None:
                 f"model.factory: {name or 'the model'} is a {type(module).__name__}", where=recipe.where,
                 expected="modules in Python: a graph is made of their code",
                 fix="return the module as it was before torch.jit.script, torch.jit.trace or torch.jit.load",
+            )  # fmt: skip
+
+
+def _refuse_unmade(model: torch.nn.Module, recipe: Recipe) -> None:
+    unmade = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, unmade):
+            raise ModelError(
+                f"model: {name} has no shape yet: it belongs to a lazy module", where=recipe.where,
+                expected="parameters and buffers with values", fix="call the model once before it is returned or given",
             )  # fmt: skip
 
 

@@ -35,9 +35,9 @@ def tilted(
     return found, ", ".join(f"{name} {kind}" for name, kind in words.items())
 
 
-def rounding(words: str) -> float:
-    """By how much rounding may be greater than with values around 1."""
-    return FAR if "far off" in words else 1.0
+def rounding(items: Mapping[str, InputPart], words: str) -> float:
+    """By how much rounding may be greater than with values around 1: where no range holds them, far ones are great."""
+    return FAR if any(f"{name} far " in words for name, item in items.items() if item.range is None) else 1.0
 
 
 # ---- which -----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,8 @@ def _of(item: InputPart) -> tuple[str, ...]:
     if item.mask is not None:
         return (*_PLAIN, "all ones")
     if item.dtype in FLOATS:
-        return (*_PLAIN, "below the pad value", "above the pad value", "far off", "around the pad value, with ties")
+        sides = ("below the pad value", "above the pad value", "far below the pad value", "far above the pad value")
+        return (*_PLAIN, *sides, "far off on both sides", "around the pad value, with ties")
     if item.distinct:
         return _PLAIN
     if _values(item) <= 2:  # a mask, say: one that hides all is for nobody
@@ -94,12 +95,24 @@ def _above(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> t
     return _uniform(item, real, generator, 0.1, 0.99)
 
 
-def _far(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    sides = torch.randint(0, 2, real.shape, generator=generator) * 2 - 1
+def _far(
+    item: InputPart, real: torch.Tensor, generator: torch.Generator, sides: tuple[int, ...] = (-1, 1)
+) -> torch.Tensor:
+    """At the ends of the range, on these sides of the pivot; without a range, between one and two times FAR from 0."""
+    side = torch.tensor(sides)[torch.randint(0, len(sides), real.shape, generator=generator)]
     if item.range is None:
-        return (sides * FAR * (1 + torch.rand(real.shape, generator=generator))).to(real.dtype)
+        return (side * FAR * (1 + torch.rand(real.shape, generator=generator))).to(real.dtype)
     below, above = _reach(item)
-    return (_pivot(item) + torch.where(sides < 0, -below, 0.999 * above)).to(real.dtype)
+    share = 0.95 + 0.049 * torch.rand(real.shape, generator=generator, dtype=torch.float64)
+    return (_pivot(item) + torch.where(side < 0, -share * below, share * above)).to(real.dtype)
+
+
+def _far_below(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _far(item, real, generator, (-1,))
+
+
+def _far_above(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _far(item, real, generator, (1,))
 
 
 def _around(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -154,7 +167,9 @@ _TILTS: dict[str, Tilt] = {
     "all ones": _ones,
     "below the pad value": _below,
     "above the pad value": _above,
-    "far off": _far,
+    "far below the pad value": _far_below,
+    "far above the pad value": _far_above,
+    "far off on both sides": _far,
     "around the pad value, with ties": _around,
     "all the least": _least,
     "all the greatest": _greatest,

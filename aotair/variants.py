@@ -91,4 +91,10 @@ def _guesses(wanted: Mapping[tuple[int, ...], int], dims: int) -> list[object]:
         if size % there == 0:
             guesses.append(("*", dim, size // there))
         guesses += [("//", ("+", dim, more), by) for by in range(2, 65) for more in (0, by - 1)]
+        for other in range(axis):  # what view(2, -1) makes of two dimensions
+            product, elements = ("*", dim, ("dim", other)), there * sizes[other]
+            if elements % size == 0:
+                guesses.append(("//", product, elements // size))
+            if size % elements == 0:
+                guesses.append(("*", product, size // elements))
     return guesses

@@ -27,13 +27,18 @@ class Arguments:
         self.plain = -1 if self._nested else len(self._names)
 
     def ordered(self, args: Sequence, kwargs: Mapping) -> list:
-        """The inputs' values in order. Raises Misfit."""
+        """The inputs' values in order. By position, plain values are the constants in their order, and everything else
+        is inputs in theirs. Raises Misfit."""
         if len(args) == 1 and not kwargs and not isinstance(args[0], torch.Tensor):
             args, kwargs = self._unpacked(args[0])
-        if len(args) > len(self._names):
+        if len(args) > len(self._names) + len(self._constants):
             raise Misfit(f"{len(args)} positional arguments")
         given: dict[str, object] = {}
+        constants = iter(self._constants)
         for value in args:
+            if isinstance(value, PLAIN) and (constant := next(constants, None)) is not None:
+                self._take(constant, value, given)
+                continue
             free = next((name for name in self._names if name not in given), None)
             if free is None:
                 raise Misfit(f"{len(args)} positional arguments")

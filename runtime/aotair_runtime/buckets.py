@@ -73,13 +73,24 @@ def choose(entry: EntryPoint, sizes: tuple[int, ...]) -> int:
             if best is None or cost < best[0]:
                 best = (cost, number)
     if best is None:
-        raise ShapeError(
-            "no bucket holds " + describe(entry, sizes),
-            where=entry.name,
-            expected="one of the buckets " + "; ".join(describe(entry, b.sizes) for b in entry.buckets),
-            fix="add a bucket to the recipe and build again, or send a smaller input",
-        )
+        raise _no_bucket(entry, sizes)
     return best[1]
+
+
+def _no_bucket(entry: EntryPoint, sizes: tuple[int, ...]) -> ShapeError:
+    larger = any(all(have >= want for have, want in zip(bucket.sizes, sizes)) for bucket in entry.buckets)
+    exact = ", ".join(
+        dim.name
+        for axis, (dim, want) in enumerate(zip(entry.dims, sizes))
+        if not dim.paddable and all(bucket.sizes[axis] != want for bucket in entry.buckets)
+    )
+    fix = "add a bucket to the recipe and build again, or send a smaller input"
+    if larger and exact:
+        fix = f"nothing is padded along {exact}: give each input that has it a pad: in the recipe, or add a bucket"
+    return ShapeError(
+        "no bucket holds " + describe(entry, sizes), where=entry.name, fix=fix,
+        expected="one of the buckets " + "; ".join(describe(entry, b.sizes) for b in entry.buckets),
+    )  # fmt: skip
 
 
 def describe(entry: EntryPoint, sizes: Sequence[int]) -> str:

@@ -333,7 +333,7 @@ class Entry:
 
     def _argument_error(self, got: str, fix: str = "") -> ArgumentError:
         text = ", ".join(f"{item.name}: {item.dtype}{shape_text(self.spec, item.shape)}" for item in self.spec.inputs)
-        text += "".join(f", {name} = {value!r}" for name, value in self.spec.constants)
+        text += "".join(f", {name} = {value!r}" for name, value in self.spec.constants if value is not None)
         return ArgumentError("the arguments do not fit", where=self.spec.name, expected=text, got=got, fix=fix)
 
     # ---- the first call with some shapes, or at some addresses --------------------------------------------------

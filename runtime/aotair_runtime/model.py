@@ -28,7 +28,7 @@ from .swap import read_weights, swap
 def load(
     path: str | Path,
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     pool: Pool | tuple[int, int] | None = None,
     clone_input: bool | None = None,
     enable_output_clone: bool | None = None,
@@ -36,7 +36,7 @@ def load(
     capture: str | Sequence[str] = "all",
     kept_graphs: int = KEPT_GRAPHS,
     limits: Limits | None = None,
-    memory_budget: int | float | None = None,
+    memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
@@ -57,7 +57,7 @@ def load(
     Buckets with mutated inputs wait for their first call, which brings the addresses.
     `kept_graphs`: for how many sets of addresses of such inputs a bucket keeps its graph.
     `limits`: refuse to capture beyond these numbers of graphs, streams and events in this process.
-    `memory_budget`: the most that the model may take, in bytes (int) or as a share of the device (float).
+    `memory_budget`: the most that the model may take, in bytes (int, "24GiB") or as a share of the device (0.9, "90%").
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
@@ -170,10 +170,12 @@ class Model:
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The buffers that the model mutates, by name: the memory itself, not a copy."""
+        self._refuse_closed()
         return {state.name: tensor for state, tensor in zip(self.program.state, self._parts.states)}
 
     def reset_state(self) -> None:
         """Give every state the value it had at build time."""
+        self._refuse_closed()
         pool = self._pools[0]
         with pool.lock:
             pool.enter()
@@ -196,11 +198,23 @@ class Model:
         no file is written to. States get their first values under the new weights, outputs of earlier calls are
         overwritten, and the golden tensors of the artifact that was loaded stay those of its own weights.
         """
+        if not isinstance(path, (str, Path)):
+            raise ArgumentError(
+                "load_weights takes a path", got=type(path).__name__,
+                expected="an artifact, a .safetensors file or a directory of such files",
+                fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
+            )  # fmt: skip
         weights = read_weights(Path(path), self.artifact, strict=strict, cast=cast)
         with self._alone():
-            if not self._end.alive:
-                raise ClosedError("the model was closed", fix="load it again")
+            self._refuse_closed()
             swap(self, weights, self._parts.constants, self._parts.states)
+
+    def __reduce__(self) -> str:
+        raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
+
+    def _refuse_closed(self) -> None:
+        if not self._end.alive:
+            raise ClosedError("the model was closed", fix="load it again")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -256,7 +270,7 @@ class Model:
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))
 
 
-def _open_device(name: str | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
+def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
     """The device to load to, and the pool, which a handle may stand for."""
     if pool is None:
         return open_device(name or program.requirements.device), None
@@ -270,7 +284,10 @@ def _open_device(name: str | None, pool: object, program: Program) -> tuple[Devi
         )  # fmt: skip
     if name is not None and open_device(name) is not pool.device:
         raise DeviceError(
-            "the pool is on another device", expected=str(pool.device.torch_device), got=name, fix="leave out device="
+            "the pool is on another device",
+            expected=str(pool.device.torch_device),
+            got=str(name),
+            fix="leave out device=",
         )
     return pool.device, pool
 

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
+from .amounts import read_bytes
 from .devices import Bytes, Device, Space, open_device
+from .errors import ArgumentError
 from .held import Held
 from .overlap import Span, span
 
@@ -125,13 +127,20 @@ class Pool:
         _close(self.device, [old])
 
 
-def graph_pool(device: str, nbytes: int = 0) -> Pool:
+def graph_pool(device: str | torch.device, nbytes: int | str = 0) -> Pool:
     """A pool to hand to several loads (`load(…, pool=pool)`): all their graphs then share memory.
 
     `device`: "npu", "cuda", "cpu", with an index like "npu:1". `nbytes`: the arena's size, where it is known already;
-    it grows with the largest model, and growing captures every graph of the pool anew.
+    it grows with the largest model, and growing captures every graph of the pool anew; "2GiB" is a size too.
+    Raises ArgumentError, DeviceError.
     """
-    return Pool(open_device(device), nbytes)
+    try:
+        size = read_bytes(nbytes)
+    except ValueError:
+        size = None
+    if type(size) is not int or size < 0:
+        raise ArgumentError("nbytes= is wrong", expected="bytes, as 2 * 2**30 or '2GiB'", got=repr(nbytes)[:80])
+    return Pool(open_device(device), size)
 
 
 def pool_of(handle: tuple[int, int], device: Device) -> Pool:

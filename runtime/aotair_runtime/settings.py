@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .amounts import read_budget
 from .devices import Limits
 from .errors import ArgumentError
 from .schema import Options
@@ -38,18 +39,23 @@ def settle(
     capture: str | Sequence[str] = "all",
     kept_graphs: int = KEPT_GRAPHS,
     limits: Limits | None = None,
-    memory_budget: int | float | None = None,
+    memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
-    if kept_graphs < 1:
-        raise ArgumentError("kept_graphs is too small", expected="at least 1", got=str(kept_graphs))
-    if (isinstance(memory_budget, float) and not 0 < memory_budget <= 1) or memory_budget == 0:
-        raise ArgumentError(
-            "memory_budget is no amount",
-            expected="bytes (int), or a share of the device (float)",
-            got=str(memory_budget),
-        )
+    flags = {
+        "clone_input": clone_input,
+        "enable_output_clone": enable_output_clone,
+        "disable_mempool_reuse_in_same_fx": disable_mempool_reuse_in_same_fx,
+    }
+    for name, value in flags.items():
+        _must(isinstance(value, bool | None), name, "True, False or None", value)
+    _must(type(kept_graphs) is int and kept_graphs >= 1, "kept_graphs", "a number, at least 1", kept_graphs)
+    _must(isinstance(limits, Limits | None), "limits", "aotair.Limits(captures=…, streams=…, events=…)", limits)
+    named = isinstance(capture, (list, tuple, set)) and all(isinstance(bucket, str) for bucket in capture)
+    _must(isinstance(capture, str) or named, "capture", "'all', 'lazy' or a list of buckets", capture)
+    named = isinstance(allow_namespaces, (list, tuple, set)) and all(isinstance(n, str) for n in allow_namespaces)
+    _must(named, "allow_namespaces", "a list of names", allow_namespaces)
     choose = lambda given, otherwise: otherwise if given is None else given  # noqa: E731
     return Settings(
         choose(clone_input, stored.clone_input),
@@ -58,6 +64,22 @@ def settle(
         capture if capture in ("all", "lazy") else (capture,) if isinstance(capture, str) else tuple(capture),
         kept_graphs,
         limits or Limits(),
-        memory_budget,
+        _budget(memory_budget),
         tuple(allow_namespaces),
     )
+
+
+def _must(holds: bool, name: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ArgumentError(f"{name}= is wrong", expected=expected, got=repr(got)[:80])
+
+
+def _budget(value: object) -> int | float | None:
+    expected = "bytes (24 * 2**30, '24GiB'), or a share of the device (0.9, '90%')"
+    try:
+        found = read_budget(value)
+    except ValueError:
+        found = 0
+    whole = found is None or type(found) in (int, float)
+    _must(whole and (found is None or found > 0), "memory_budget", expected, value)
+    return found

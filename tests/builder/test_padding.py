@@ -35,6 +35,7 @@ WRONG = {
     "a product of signs": (lambda x: x.sign().prod(1), FLOATS),
     "sorted": (lambda x: x.sort(1).values, FLOATS),
     "max around another value": (lambda x: x.amax(1), FLOATS | {"pad": 2.5}),
+    "max over what seems far enough": (lambda x: x.amax(1), FLOATS | {"pad": -100.0}),
     "max in a range": (lambda x: x.amax(1), FLOATS | {"range": [-1, 5]}),
     "any zero among ids": (lambda x: (x == 0).any(1), IDS),
     "most frequent": (lambda x: x.mode(1).values, IDS),
@@ -91,5 +92,12 @@ def test_padding_that_no_value_shows_is_built(name, tmp_path):
 def test_the_report_states_what_was_tried(tmp_path):
     path = aotair.build(recipe("sum", [6, 16]), tmp_path / "a.aotair")
     text = (path / "report.html").read_text()
-    for words in ("below the pad value", "above the pad value", "far off", "around the pad value, with ties"):
+    for words in (
+        "below the pad value",
+        "above the pad value",
+        "far below the pad value",
+        "far above the pad value",
+        "far off on both sides",
+        "around the pad value, with ties",
+    ):
         assert f"the declared values; real values: x {words}" in text

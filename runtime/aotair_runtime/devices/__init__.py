@@ -3,6 +3,8 @@
 import functools
 import importlib
 
+import torch
+
 from ..errors import DeviceError
 from .base import Bytes, Device, Graph, Limits, Space, Usage
 
@@ -11,13 +13,18 @@ __all__ = ["KINDS", "Bytes", "Device", "Graph", "Limits", "Space", "Usage", "ope
 KINDS = {"cpu": "CPU", "cuda": "CUDA", "npu": "NPU"}
 
 
-def open_device(name: str) -> Device:
-    """The device `name` ("cpu", "npu", "cuda:1"): one object per process for each.
+def open_device(name: str | torch.device) -> Device:
+    """The device `name` ("cpu", "npu", "cuda:1", or torch's own word for it): one object per process for each.
 
     Raises DeviceError where there is no such kind, RequirementError where this node does not have it.
     """
-    kind, _, index = name.partition(":")
-    if kind not in KINDS or (index and not index.isdecimal()) or (kind == "cpu" and index):
+    kind, _, index = str(name).partition(":")
+    if (
+        not isinstance(name, (str, torch.device))
+        or kind not in KINDS
+        or (index and not index.isdecimal())
+        or (kind == "cpu" and index)
+    ):
         raise DeviceError(f"unknown device {name!r}", expected=" or ".join(KINDS) + ", with an index like npu:1")
     return _open(kind, int(index or 0))
 

@@ -220,8 +220,10 @@ class GraphSpace:
 
         try:
             self._anchor(run)
-        except BaseException:
+        except BaseException as error:
             self._pool = None
+            if isinstance(error, RuntimeError) and not isinstance(error, CaptureError):
+                raise CaptureError(f"a pool of memory cannot be made: {error}") from error
             raise
         if nbytes is not None:
             self.arena = made[0][:nbytes]
