@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.utils import _pytree
 
-from aotair_runtime.arguments import PLAIN, tree_of
+from aotair_runtime.dotted_names import PLAIN, tree_of
 
 from .errors import ModelError
 from .imports import import_callable

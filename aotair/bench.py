@@ -10,8 +10,8 @@ import torch
 
 from aotair_runtime import Model
 from aotair_runtime.artifact import read_golden
-from aotair_runtime.buckets import describe
 from aotair_runtime.golden import key
+from aotair_runtime.sizes import describe
 from aotair_runtime.text import table
 
 

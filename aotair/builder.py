@@ -36,58 +36,9 @@ from .recipe import Recipe, of_model, parse_recipe, read_recipe
 from .report.explain import Explained
 from .report.page import page
 from .source import load_model, load_rules, with_functions
+from .summary import Bisection, Listener, Summary
 from .targets import Target
 from .variants import export_buckets
-
-
-class Listener:
-    """Hears how a build goes; the default says nothing."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins."""
-
-    def bucket(self, done: int, total: int) -> None:
-        """Within the current stage, `done` of `total` buckets are done."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
-    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `graphs`:
-    for each further graph of an entry point, why those before do not serve its buckets; `memory`: the most that a load
-    takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each namespace of ops
-    that the program uses and nodes have to allow, the package that a node has to import."""
-
-    artifact: str
-    nodes_before: int
-    nodes_after: int
-    buckets: int
-    arena: int
-    weights: int
-    program: int
-    max_abs_error: float
-    padding_runs: int
-    seconds: dict[str, float]
-    rewrites: dict[str, int]
-    misses: dict[str, int]
-    quantised: dict | None
-    graphs: list[str]
-    memory: int
-    budget: int | float | None
-    packages: dict[str, str]
-
-    def as_dict(self) -> dict:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Bisection:
-    """To find the pass, and then the rewrite, that makes a build wrong: `stop_after` names the last pass to run, as
-    `NAME:2` where one is meant that is not its last run; `max_rewrites` is how many rewrites all passes together may
-    make."""
-
-    stop_after: str | None = None
-    max_rewrites: int | None = None
 
 
 def build(

@@ -117,9 +117,10 @@ def build(
     as_json: bool,
 ) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
-    from .builder import Bisection, build_with_summary
+    from .builder import build_with_summary
     from .recipe import read_recipe
     from .report.progress import Progress, summary_table
+    from .summary import Bisection
 
     parsed = read_recipe(recipe, changes)
     allowed = [*dict.fromkeys((*parsed.target.allow_namespaces, *namespaces))]
@@ -267,7 +268,7 @@ def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from aotair_runtime.artifact import read_program
-    from aotair_runtime.buckets import describe
+    from aotair_runtime.sizes import describe
     from aotair_runtime.text import bucket_text, summary
 
     program = read_program(artifact)

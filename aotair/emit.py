@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx.node import Node
 
-from aotair_runtime.check import dtype
 from aotair_runtime.schema import (
     Arg,
     Bucket,
@@ -25,14 +24,15 @@ from aotair_runtime.schema import (
     TensorArg,
     WorkspaceArg,
 )
+from aotair_runtime.torch_names import dtype
 
 from . import chunks
 from .errors import UnsupportedError
 from .graph.lower import COPIES, FILLS, UNINITIALISED
-from .graph.verify import source
+from .graph.streams import RECORD, stream_of
+from .graph.user_line import source
 from .ops.host import SUFFIX, vendor
 from .outs import out_variant
-from .passes.streams import RECORD, stream_of
 from .plan.arena import Plan
 from .plan.lifetimes import Home, Lifetimes
 from .targets import Target

@@ -17,7 +17,7 @@ from torch.fx.graph import _Namespace
 from torch.fx.node import Node
 from torch.utils import _pytree
 
-from aotair_runtime.check import dtype
+from aotair_runtime.torch_names import dtype
 
 from .aliases import refuse_layouts, refuse_shared_writes
 from .arguments import Arguments, plain_defaults
@@ -25,8 +25,10 @@ from .errors import ExportError, ModelError, SizesError, UnsupportedError, user_
 from .graph.alias import root
 from .graph.auto_functionalized import decompose
 from .graph.fake import quiet_torch
+from .graph.kept_whole import KEPT_WHOLE
 from .graph.resolve import resolve_views
-from .graph.verify import refuse_unsupported, source
+from .graph.user_line import source
+from .graph.verify import refuse_unsupported
 from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env, solved
 from .hidden import hidden_tensors
 from .hostlist import with_lists
@@ -38,25 +40,6 @@ from .shapes import to_expr, to_tree
 
 # What .safetensors files cannot hold, and so neither weights nor golden tensors.
 _UNSTORABLE = frozenset({torch.complex32, torch.complex128})
-
-# Composite ops that backends have kernels for, or that fusion looks for: they stay whole.
-KEPT_WHOLE = frozenset(
-    {
-        "linear",
-        "scaled_dot_product_attention",
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "gelu",
-        "silu",
-        "silu_",
-        "embedding",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-    }
-)
 
 
 @dataclass(frozen=True)

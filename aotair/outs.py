@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from aotair_runtime.executor import written_names
+from aotair_runtime.written import written_names
 
 from .ops.host import vendor
 from .targets import Target

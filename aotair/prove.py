@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from aotair_runtime.artifact import Artifact
-from aotair_runtime.buckets import choose, describe, evaluate, read_sizes
+from aotair_runtime.buckets import choose, read_sizes
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
 from aotair_runtime.golden import changes, compare, key
 from aotair_runtime.model import Model
 from aotair_runtime.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
 from aotair_runtime.settings import Settings
+from aotair_runtime.sizes import describe, evaluate
 from aotair_runtime.structure import leaf_names
 
 from .errors import ProofError

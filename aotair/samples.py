@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import safetensors.torch
 import torch
 
-from aotair_runtime.check import dtype
+from aotair_runtime.torch_names import dtype
 
 from .errors import RecipeError
 from .recipe import FLOATS, InputPart, Recipe

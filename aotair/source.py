@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from aotair_runtime.check import dtype
 from aotair_runtime.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from aotair_runtime.errors import AotairError, WeightsError
+from aotair_runtime.torch_names import dtype
 
 from . import fusion
 from .aliases import refuse_layouts

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from aotair_runtime.buckets import evaluate
+from aotair_runtime.sizes import evaluate
 
 from .errors import SizesError, UnsupportedError
 from .export import Exported, export, export_at

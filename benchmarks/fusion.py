@@ -13,13 +13,14 @@ from torch import nn
 
 import aotair
 from aotair import passes
-from aotair.builder import Listener, Summary, build_with_summary
+from aotair.builder import build_with_summary
 from aotair.export import export
 from aotair.fusion import RULES
 from aotair.passes.observer import Observer
 from aotair.quantize import quantize
 from aotair.recipe import parse_recipe
 from aotair.source import load_model
+from aotair.summary import Listener, Summary
 from aotair.targets import Target
 from aotair_runtime.artifact import read_program
 

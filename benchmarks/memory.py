@@ -15,7 +15,7 @@ import torch
 
 from aotair.builder import plan
 from aotair_runtime.artifact import read_program
-from aotair_runtime.buckets import describe
+from aotair_runtime.sizes import describe
 from aotair_runtime.text import table
 
 from .common import BUILD, Row, artifact, options, report

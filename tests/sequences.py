@@ -290,7 +290,7 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def _bucket_names(artifact) -> dict[str, list[str]]:
-    from aotair_runtime.buckets import describe
+    from aotair_runtime.sizes import describe
 
     return {e.name: [describe(e, b.sizes) for b in e.buckets] for e in artifact.program.entry_points}
 

@@ -31,7 +31,7 @@ from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node
 
-from ..export import KEPT_WHOLE
+from ..graph.kept_whole import KEPT_WHOLE
 
 __all__ = [
     "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",

@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.show import target_name
-from ..graph.verify import source
+from ..graph.user_line import source
 from .matcher import MULTIPLE, CallFunction, Either, KeywordArg, PatternExpr
 from .rule import Variant
 

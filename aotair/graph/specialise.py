@@ -17,7 +17,7 @@ from ..targets import Target
 from .bodies import NoBody, body
 from .fake import evaluate
 from .lower import COPIES, FILLS, LOWERINGS, UNINITIALISED
-from .verify import source
+from .user_line import source
 
 # What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
 _ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED})

@@ -1,15 +1,12 @@
 """What a legal graph is. Runs between all stages; a stage gets a legal graph and must leave one."""
 
-from pathlib import Path
-
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Node
 
 from ..errors import InternalError, UnsupportedError
 from .show import target_name
-
-_TORCH = str(Path(torch.__file__).parent)
+from .user_line import source
 
 
 def verify(module: torch.fx.GraphModule, after: str) -> None:
@@ -82,19 +79,6 @@ def _draws_random_numbers(node: Node) -> bool:
     given |= dict(zip((argument.name for argument in arguments), node.args)) | dict(node.kwargs)
     # Attention draws only where it drops, and a recurrent layer only where it is trained.
     return bool(given.get("dropout_p", True)) and bool(given.get("train", True))
-
-
-def source(node: Node) -> str:
-    """` (model.py:12, in forward)`: the user's line that a node came from, or nothing. What torch itself calls on the
-    way is none of the user's lines."""
-    trace = node.meta.get("stack_trace") or ""
-    files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    files = [line for line in files if _TORCH not in line] or files
-    if not files:
-        return ""
-    parts = files[-1].split(", ")
-    name = parts[0].removeprefix('File "').rstrip('"').rsplit("/", 1)[-1]
-    return f" ({name}:{parts[1].removeprefix('line ')}, {parts[2]})" if len(parts) > 2 else f" ({name})"
 
 
 def _require(truth: bool, node: Node, after: str, rule: str) -> None:

@@ -9,7 +9,8 @@ from torch.fx.node import Node, map_arg
 from ..errors import GraphError
 from ..fusion.matcher import fwd_only
 from ..graph.fake import CannotEvaluate, evaluate, fake_mode, quiet_torch
-from ..graph.verify import is_legal_target, source
+from ..graph.user_line import source
+from ..graph.verify import is_legal_target
 
 
 def resolve(graph: torch.fx.Graph, name: str) -> None:

@@ -12,8 +12,8 @@ from torch.fx.node import Node, map_arg
 
 from ..fusion.kept import kept_as
 from ..graph.fake import evaluate, fake_mode, quiet_torch, recompute
+from ..graph.streams import launches
 from ..ops.air import is_marker
-from .streams import launches
 
 _aten = torch.ops.aten
 # What torch's tracing takes apart on every device in the same way. Attention and recurrent layers stay: what these

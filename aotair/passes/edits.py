@@ -7,7 +7,7 @@ from torch.fx.node import Node
 
 from ..config import CompilerConfig
 from ..graph.show import position, target_name
-from ..graph.verify import source
+from ..graph.user_line import source
 from ..targets import Target
 
 log = logging.getLogger("aotair")

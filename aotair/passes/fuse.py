@@ -16,7 +16,7 @@ from ..fusion.trust import numbers_differ
 from ..graph.alias import root, written_roots
 from ..graph.fake import relay
 from ..graph.show import target_name
-from ..graph.verify import source
+from ..graph.user_line import source
 from ..ops.air import is_marker
 from .composites import Group
 from .edits import Edits

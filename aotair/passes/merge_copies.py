@@ -11,9 +11,9 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import base, root, written
+from ..graph.streams import several_streams
 from .edits import Edits
 from .reinplace_input_mutated_ops import VIEW_OF_SCATTER
-from .streams import several_streams
 
 _aten = torch.ops.aten
 

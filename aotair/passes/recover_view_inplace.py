@@ -6,9 +6,9 @@ Always on, as in TorchAir: `cache.view(…)` or a slice of it, then an op with a
 
 import torch
 
+from ..graph.streams import several_streams
 from .edits import Edits
 from .reinplace_input_mutated_ops import write_in_place
-from .streams import several_streams
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:

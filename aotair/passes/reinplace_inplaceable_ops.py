@@ -5,9 +5,9 @@ from torch.fx.node import Node
 
 from ..graph.alias import Uses, times_given
 from ..graph.inplace import inplace_overload, overlaps, why_not_over
+from ..graph.streams import several_streams
 from .edits import Edits
 from .multi_output import form_of, results, to_inplace
-from .streams import several_streams
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:

@@ -9,10 +9,10 @@ from torch.fx.node import Node
 
 from ..graph.alias import base, root, times_given
 from ..graph.inplace import inplace_overload, is_reshape, same_layout, why_not_over
+from ..graph.streams import several_streams
 from ..targets import Target
 from .edits import Edits
 from .multi_output import form_of, results, to_inplace
-from .streams import several_streams
 
 _aten = torch.ops.aten
 # A scatter into a view, and the view it writes through: `slice_scatter(x, s, …)` is `slice(x, …).copy_(s)`.

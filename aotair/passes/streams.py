@@ -6,7 +6,7 @@ events as `tagged_event_record`/`tagged_event_wait` nodes with numbers in `meta[
 """
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,12 @@ from torch.fx.node import Node
 from ..errors import GraphError
 from ..graph.alias import base, root, written
 from ..graph.order import Order
-from ..graph.verify import source
+from ..graph.streams import RECORD, WAIT, launches, stream_of
+from ..graph.user_line import source
 from ..ops import air
 from .edits import Edits
 
 air.define()
-_air = torch.ops.air
-RECORD, WAIT = _air.tagged_event_record.default, _air.tagged_event_wait.default
 _LABEL, _PRIORITY = "_user_stream_label", "_user_stream_priority"
 _HINT = "Please check your code or your post_grad_custom_pre_pass post_grad_custom_post_pass!"
 
@@ -51,26 +50,6 @@ def labels(graph: torch.fx.Graph) -> dict[Node, int]:
     return _Scopes(graph, pairs=False).stream
 
 
-def stream_of(node: Node) -> int:
-    """The stream that a node runs on; 0 is the main one."""
-    return node.meta.get("stream", 0)
-
-
-def several_streams(nodes: Iterable[Node]) -> bool:
-    return any(map(stream_of, nodes))
-
-
-def launches(node: Node) -> bool:
-    """Whether the node makes the device work: it is neither a view, nor a part of a result, nor an event."""
-    if (
-        node.op != "call_function"
-        or node.target is operator.getitem
-        or not isinstance(node.target, torch._ops.OpOverload)
-    ):
-        return False
-    return not air.is_marker(node.target) and (base(node) is None or node.target._schema.is_mutable)
-
-
 # ---- what the nodes say ----------------------------------------------------------------------------------------------
 
 
@@ -92,7 +71,7 @@ class _Scopes:
         priorities = [0]
         for node in self.graph.nodes:
             current = stack[-1][1] if stack else None
-            if node.target is _air.scope_enter.default:
+            if node.target is torch.ops.air.scope_enter.default:
                 attributes = dict(zip(node.args[0], node.args[1]))
                 stream = current or 0
                 if _LABEL in attributes:
@@ -101,7 +80,7 @@ class _Scopes:
                         priorities.append(int(attributes.get(_PRIORITY, 0)))
                 stack.append((node, stream))
                 self.consumed.append(node)
-            elif node.target is _air.scope_exit.default:
+            elif node.target is torch.ops.air.scope_exit.default:
                 if not stack and self.pairs:
                     raise GraphError(
                         f"When you call the torch.ops.air.scope_exit operator: {node.name}, you must first call the "
@@ -175,14 +154,14 @@ class _Writer:
 
     def _event(self, node: Node) -> None:
         stream, op = stream_of(node), node.target
-        if op is _air.record.default:
+        if op is torch.ops.air.record.default:
             self._start(stream, node)
             self._recorded[node] = (self._record(stream, node), self._order.now(stream))
         elif op is RECORD:
             self._start(stream, node)
             kept = node if "event" in node.meta else self._record(stream, node)
             self._recorded[node.args[0]] = (kept, self._order.now(stream))
-        elif op is _air.wait.default:
+        elif op is torch.ops.air.wait.default:
             for other in node.args[0]:
                 self._wait(
                     stream, self._recorded[other] if other in self._recorded else self._record_after(other), node

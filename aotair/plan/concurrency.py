@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch.fx.node import Node
 
 from ..graph.order import Order
-from ..passes.streams import RECORD, WAIT, several_streams, stream_of
+from ..graph.streams import RECORD, WAIT, several_streams, stream_of
 
 
 def prolonged(launches: Sequence[Node], accesses: Sequence[Sequence[int]], last: Sequence[int]) -> list[int]:

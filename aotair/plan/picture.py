@@ -10,7 +10,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.schema import Space
 
-from ..graph.verify import source
+from ..graph.user_line import source
 from .arena import Plan
 from .lifetimes import Home, Lifetimes
 

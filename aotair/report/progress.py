@@ -8,7 +8,7 @@ from rich.status import Status
 
 from aotair_runtime.text import table
 
-from ..builder import Listener, Summary
+from ..summary import Listener, Summary
 
 _SAYS = {
     "recipe": "reading the recipe",

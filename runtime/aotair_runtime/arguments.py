@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-PLAIN = (bool, int, float, str, type(None))
+from .dotted_names import PLAIN, tree_of
 
 
 class Misfit(Exception):
@@ -86,16 +86,6 @@ class Arguments:
                 inner = f"{path}.{step}"
                 if (found := part(step)) is not _NOTHING:
                     self._take(inner, found, given)
-
-
-def tree_of(names: Sequence[str]) -> dict[str, dict]:
-    """The steps of dotted names as nested dicts: `{"batch": {"ids": {}, "mask": {}}}`."""
-    tree: dict[str, dict] = {}
-    for name in names:
-        branch = tree
-        for step in name.split("."):
-            branch = branch.setdefault(step, {})
-    return tree
 
 
 _NOTHING = object()

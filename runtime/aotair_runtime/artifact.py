@@ -8,9 +8,10 @@ import safetensors
 import torch
 
 from . import codec
-from .check import check_program, dtype
+from .check import check_program
 from .errors import AlteredError, MalformedError, NotAnArtifactError, TruncatedError
 from .schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, File, Program
+from .torch_names import dtype
 
 _CHUNK = 1 << 20
 

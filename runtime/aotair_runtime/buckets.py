@@ -4,28 +4,7 @@ from collections.abc import Sequence
 
 from .errors import ShapeError
 from .schema import EntryPoint
-
-_OPERATORS = {
-    "+": lambda a, b: a + b,
-    "*": lambda a, b: a * b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "min": min,
-    "max": max,
-}
-
-
-def evaluate(expr: object, sizes: Sequence[int]) -> int:
-    """The value of a size expression (schema.Expr) where dimension i has the size `sizes[i]`."""
-    if isinstance(expr, int):
-        return expr
-    operator, *operands = expr
-    if operator == "dim":
-        return sizes[operands[0]]
-    value = evaluate(operands[0], sizes)
-    for operand in operands[1:]:
-        value = _OPERATORS[operator](value, evaluate(operand, sizes))
-    return value
+from .sizes import describe, shape_text
 
 
 def read_sizes(entry: EntryPoint, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -91,26 +70,6 @@ def _no_bucket(entry: EntryPoint, sizes: tuple[int, ...]) -> ShapeError:
         "no bucket holds " + describe(entry, sizes), where=entry.name, fix=fix,
         expected="one of the buckets " + "; ".join(describe(entry, b.sizes) for b in entry.buckets),
     )  # fmt: skip
-
-
-def describe(entry: EntryPoint, sizes: Sequence[int]) -> str:
-    """`batch=8, seq=64`, or `static` where nothing is dynamic."""
-    return ", ".join(f"{dim.name}={size}" for dim, size in zip(entry.dims, sizes)) or "static"
-
-
-def shape_text(entry: EntryPoint, shape: Sequence[object]) -> str:
-    """`[batch, seq, 384]` for the shape of an input or output."""
-    return "[" + ", ".join(_expr_text(entry, expr) for expr in shape) + "]"
-
-
-def _expr_text(entry: EntryPoint, expr: object) -> str:
-    if isinstance(expr, int):
-        return str(expr)
-    operator, *operands = expr
-    if operator == "dim":
-        return entry.dims[operands[0]].name
-    texts = [_expr_text(entry, operand) for operand in operands]
-    return f"{operator}({', '.join(texts)})" if operator in ("min", "max") else "(" + f" {operator} ".join(texts) + ")"
 
 
 def _product(sizes: Sequence[int]) -> int:

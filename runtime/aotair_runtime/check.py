@@ -3,10 +3,7 @@
 import re
 from collections.abc import Iterator
 
-import torch
-
-from .arguments import PLAIN
-from .buckets import evaluate
+from .dotted_names import PLAIN
 from .errors import MalformedError
 from .lists import list_inputs
 from .schema import (
@@ -25,7 +22,9 @@ from .schema import (
     TensorArg,
     WorkspaceArg,
 )
+from .sizes import evaluate
 from .streams import stream_fault
+from .torch_names import dtype, layout, memory_format
 
 _MAX_BYTES = 1 << 46
 _MOST_STREAMS = 64  # of one bucket
@@ -33,26 +32,6 @@ _KINDS = ("", "weight", "fixed", "derived")  # of constants
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _INPUT_SPACES = (Space.CALLER, Space.INPUT)
 READ_ONLY = (Space.CONSTANT, Space.INPUT)  # no instruction may write there
-
-
-def dtype(name: str, where: str = "program") -> torch.dtype:
-    """torch's dtype of that name."""
-    return _torch_name(name, torch.dtype, "dtype", where)
-
-
-def memory_format(name: str, where: str = "program") -> torch.memory_format:
-    return _torch_name(name, torch.memory_format, "memory format", where)
-
-
-def layout(name: str, where: str = "program") -> torch.layout:
-    return _torch_name(name, torch.layout, "layout", where)
-
-
-def _torch_name(name: str, kind: type, what: str, where: str):
-    value = getattr(torch, name, None) if name.isidentifier() else None
-    if not isinstance(value, kind):
-        raise MalformedError(f"{name!r} is no {what} of torch", where=where)
-    return value
 
 
 def check_program(program: Program, where: str) -> None:

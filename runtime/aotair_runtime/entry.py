@@ -11,18 +11,20 @@ from dataclasses import dataclass
 import torch
 
 from .arguments import Arguments, Misfit
-from .buckets import choose, describe, evaluate, read_sizes, shape_text
+from .buckets import choose, read_sizes
 from .budget import raise_out_of_memory
-from .check import dtype
 from .errors import ArgumentError, DeviceError, DTypeError, ShapeError, UpdateError
 from .executor import as_dtype, can_be
 from .graphs import Captured, Graphs, Parts
 from .held import Held
-from .lists import HostInputs, filling
+from .host_inputs import HostInputs
+from .lists import filling
 from .overlap import Span, Spans, destroyed, is_plain, meet, same_place, span, with_copies
 from .pool import Pool
 from .schema import Bucket, EntryPoint, Placement, Space
+from .sizes import describe, evaluate, shape_text
 from .structure import leaf_names, packer
+from .torch_names import dtype
 
 _NO_LISTS: list = []
 _PLANS = 1024  # shapes whose plans an entry point keeps

@@ -1,15 +1,15 @@
 """A bucket's instructions, bound to fixed addresses: what a device captures and replays."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from .check import READ_ONLY, dtype, layout, memory_format
+from .check import READ_ONLY
 from .devices import Space as DeviceSpace
+from .devices.host_call import HostCall
 from .errors import CaptureError, MalformedError
-from .lists import HostCall
 from .schema import (
     Bucket,
     DeviceArg,
@@ -25,6 +25,8 @@ from .schema import (
     TensorArg,
     WorkspaceArg,
 )
+from .torch_names import dtype, layout, memory_format
+from .written import written_arguments, written_names
 
 
 @dataclass(frozen=True)
@@ -226,16 +228,6 @@ def _host_call(
     return made
 
 
-def written_names(schema: torch.FunctionSchema) -> list[str]:
-    """The arguments that an op of that schema writes into: those that it marks, and a list of results that it does not
-    mark."""
-    return [
-        a.name
-        for a in schema.arguments
-        if (a.alias_info is not None and a.alias_info.is_write) or (a.name == "out" and str(a.type) == "List[Tensor]")
-    ]
-
-
 def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:
     """`call`, with its results copied into `targets`; a result of another shape is an error, never broadcast."""
 
@@ -272,15 +264,3 @@ def _refuse_read_only(
         if tensors.space(arg.index) in READ_ONLY:
             what = "a constant" if tensors.space(arg.index) == Space.CONSTANT else "a user input"
             raise MalformedError(f"{op} would write into {what}", where=instruction.node)
-
-
-def written_arguments(
-    instruction: Instruction, schema: torch.FunctionSchema, written: Sequence[str]
-) -> Iterator[TensorArg]:
-    """The tensors among the arguments of those names."""
-    given = dict(zip((a.name for a in schema.arguments), instruction.args)) | dict(instruction.kwargs)
-    for name in written:
-        values = given.get(name)
-        for arg in values if isinstance(values, tuple) else (values,):
-            if isinstance(arg, TensorArg):
-                yield arg

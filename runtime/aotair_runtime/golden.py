@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from .artifact import read_golden
-from .buckets import describe
 from .errors import MalformedError
 from .schema import EntryPoint, Tolerance
+from .sizes import describe
 
 if TYPE_CHECKING:
     from .model import Model

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .buckets import describe
 from .budget import check_budget, cost, raise_out_of_memory
 from .devices import Device, Graph, Space, Usage
 from .errors import CaptureError, ClosedError
@@ -19,6 +18,7 @@ from .promise import Promise
 from .schema import EntryPoint, Placement, Program
 from .schema import Space as Home
 from .settings import Settings
+from .sizes import describe
 from .warmup import fill_legal, warm_up
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from .artifact import Artifact, read_program, with_weights
-from .buckets import describe
 from .budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .devices import Device, Limits, open_device
 from .entry import Entry
@@ -22,6 +21,7 @@ from .report import MemoryReport, Stats, memory_report, stats
 from .requirements import check_requirements
 from .schema import EntryPoint, Program
 from .settings import KEPT_GRAPHS, Settings, settle
+from .sizes import describe
 from .swap import read_weights, swap
 
 

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from .buckets import describe
-from .check import dtype
 from .errors import MalformedError, MemoryBudgetError
-from .executor import written_arguments, written_names
 from .schema import Bucket, Constant, Form, Instruction, Layout, Program, Space
+from .sizes import describe
 from .text import table
+from .torch_names import dtype
+from .written import written_arguments, written_names
 
 FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
 _MIB = 1 << 20

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from .buckets import describe
 from .entry import Entry
 from .graphs import Parts
 from .pool import Pool
 from .promise import FRESH, ROUNDING, WORKSPACE
+from .sizes import describe
 from .text import table
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from .artifact import Artifact, read_golden, read_program, with_weights
-from .buckets import describe
-from .check import dtype
 from .checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from .errors import WeightsError
 from .golden import Pair, compare_bucket, replay_bucket
 from .schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
+from .sizes import describe
+from .torch_names import dtype
 
 if TYPE_CHECKING:
     from .model import Model

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from .buckets import describe, shape_text
 from .schema import (
     Bucket,
     DeviceArg,
@@ -16,6 +15,7 @@ from .schema import (
     TensorArg,
     WorkspaceArg,
 )
+from .sizes import describe, shape_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 
 from .errors import CaptureError
-from .executor import Bound, Memory, Tensors, call, written_arguments, written_names
+from .executor import Bound, Memory, Tensors, call
 from .schema import Bucket, EntryPoint, Form, Instruction, Program, Space
+from .written import written_arguments, written_names
 
 
 def fill_legal(entry: EntryPoint, bound: Bound, in_place: Sequence[int]) -> None:

@@ -13,11 +13,12 @@ from torch._inductor.pattern_matcher import fwd_only
 from torch.nn import functional as F
 
 import aotair
-from aotair.builder import Listener, build_with_summary, explain
+from aotair.builder import build_with_summary, explain
 from aotair.errors import GraphError
 from aotair.fusion import matcher, register
 from aotair.graph.show import show
 from aotair.passes import composites
+from aotair.summary import Listener
 from aotair_runtime.artifact import read_program
 from aotair_runtime.schema import Origin
 

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotair
 from aotair import fusion
-from aotair.builder import Listener, build_with_summary, explain
+from aotair.builder import build_with_summary, explain
 from aotair.fusion import register
 from aotair.passes import fuse, pipeline
+from aotair.summary import Listener
 from aotair.targets import Target
 from aotair_runtime.artifact import read_program
 

@@ -11,11 +11,12 @@ from cases import RECIPES, ROOT
 
 import aotair
 from aotair import fusion
-from aotair.builder import Listener, build_with_summary, explain
+from aotair.builder import build_with_summary, explain
 from aotair.errors import GraphError, ModelError, RecipeError
 from aotair.fusion import register
 from aotair.fusion.matcher import CallFunction, KeywordArg
 from aotair.passes import fuse
+from aotair.summary import Listener
 from aotair.targets import Target
 from aotair_runtime.artifact import read_program
 

@@ -11,12 +11,13 @@ from cases import RECIPES, ROOT, recipe
 from graphs import trace
 
 import aotair
-from aotair.builder import Bisection, Listener, build_with_summary
+from aotair.builder import build_with_summary
 from aotair.config import CompilerConfig
 from aotair.errors import GraphError
 from aotair.graph.show import position, show
 from aotair.passes import BUCKET_PIPELINE, REINPLACE, apply, apply_to_bucket, pipeline
 from aotair.passes.observer import Observer
+from aotair.summary import Bisection, Listener
 from aotair.targets import Target
 from aotair_runtime.artifact import read_program
 

@@ -105,8 +105,8 @@ def test_the_plan_holds_in_the_program_too(built):
 
 def _check_no_live_byte_is_written(program, bucket) -> None:
     """Replay the program on a map of bytes: each read must find what the last write of that tensor's bytes left."""
-    from aotair_runtime.check import dtype
     from aotair_runtime.schema import Form, TensorArg
+    from aotair_runtime.torch_names import dtype
 
     owner: dict[int, object] = {}
 

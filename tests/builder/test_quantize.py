@@ -5,11 +5,12 @@ import torch
 from cases import recipe
 
 import aotair
-from aotair.builder import Listener, build_with_summary
+from aotair.builder import build_with_summary
 from aotair.errors import ModelError, RecipeError
 from aotair.quantize import Int8Linear, quantize
 from aotair.recipe import parse_recipe
 from aotair.source import load_model
+from aotair.summary import Listener
 
 BLOCK = recipe(
     "QuantBlock",

@@ -57,7 +57,7 @@ def test_output_sizes_are_expressions_of_the_dimensions():
     _, result = exported("halves")
     (shape,) = result.outputs
     assert shape[0] == ("dim", 0) and shape[1] == 2
-    from aotair_runtime.buckets import evaluate
+    from aotair_runtime.sizes import evaluate
 
     for size in range(3, 40):
         assert evaluate(shape[2], (1, size)) == len(range(1, size, 2))

@@ -11,8 +11,8 @@ import torch
 
 import aotair
 from aotair_runtime.devices import open_device, updates
+from aotair_runtime.devices.host_call import HostCall
 from aotair_runtime.errors import BudgetError, UpdateError
-from aotair_runtime.lists import HostCall
 
 X, KEYS = torch.randn(4, 1, 16), torch.randn(4, 6, 16)
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from ..errors import CaptureError
-from ..lists import HostCall
 from .base import NOTHING, Bytes, Graph, Limits, Usage
+from .host_call import HostCall
 from .updates import Gates, Lane, Node, UpdatedGraph, Updates
 
 _BLOCK = 512  # bytes: how torch aligns what it allocates on a device

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ..lists import HostCall
+from .host_call import HostCall
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..lists import HostCall
 from .base import NOTHING, Bytes, Limits, Usage
+from .host_call import HostCall
 
 
 class LaunchList:

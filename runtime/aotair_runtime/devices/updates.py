@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 
 from ..errors import UpdateError
-from ..lists import HostCall
 from .base import Graph
+from .host_call import HostCall
 
 Lists = Sequence[list[int]]
 
