@@ -6,16 +6,16 @@
 from typing import TYPE_CHECKING
 
 from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
-from aotair_runtime import ops as _runtime_ops
+from aotair_runtime.artifact import ops as _runtime_ops
 
 from .log import logger
 
 if TYPE_CHECKING:
     from .builder import build
-    from .config import CompilerConfig
     from .fusion import register_replacement
     from .ops.naming import host_as_npu
-    from .recipe import Recipe
+    from .recipe.config import CompilerConfig
+    from .recipe.recipe import Recipe
 
 __all__ = [
     "AotairError",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "build": "builder", "CompilerConfig": "config", "Recipe": "recipe", "register_replacement": "fusion",
+    "build": "builder", "CompilerConfig": "recipe.config", "Recipe": "recipe.recipe", "register_replacement": "fusion",
     "host_as_npu": "ops.naming",
 }  # fmt: skip
 

@@ -8,37 +8,38 @@ from pathlib import Path
 
 import torch
 
-from aotair_runtime.artifact import open_artifact
+from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.errors import AotairError
-from aotair_runtime.golden import replay_golden
-from aotair_runtime.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
+from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
+from aotair_runtime.weights.golden import replay_golden
 
-from . import fusion, passes
-from .arguments import in_signatures_order
-from .config import CompilerConfig
+from . import fusion
 from .errors import InternalError, ModelError, ProofError, RecipeError
-from .export import Exported, export
-from .graph.bodies import defining_packages
-from .hidden import refuse_hidden_state
-from .histories import Beginning
-from .identity import unified
-from .imports import importing_from
-from .least import with_least_sizes
-from .like import built_like
-from .origin import origin_of
+from .export.export import Exported, export
+from .export.identity import unified
+from .export.variants import export_buckets
+from .fingerprint import origin_of
+from .lower.bodies import defining_packages
+from .model.arguments import in_signatures_order
+from .model.hidden_state import refuse_hidden_state
+from .model.histories import Beginning
+from .model.load import load_model, load_rules, with_functions
+from .model.quantize import quantize
+from .model.smallest_sizes import with_least_sizes
 from .pack import lay_down, pack, written_aside
+from .passes import pipeline
 from .passes.observer import Observer
 from .program import build_program
 from .promise import check_budget, promised
-from .prove import on_host, prove
-from .quantize import quantize
-from .recipe import Recipe, of_model, parse_recipe, read_recipe
+from .prove.prove import on_host, prove
+from .recipe.config import CompilerConfig
+from .recipe.imports import importing_from
+from .recipe.recipe import Recipe, of_model, parse_recipe, read_recipe
 from .report.explain import Explained
 from .report.page import page
-from .source import load_model, load_rules, with_functions
+from .reuse import built_like
 from .summary import Bisection, Listener, Summary
-from .targets import Target
-from .variants import export_buckets
+from .target.target import Target
 
 
 def build(
@@ -231,7 +232,7 @@ def _apply_passes(
     config = with_functions(recipe)
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):
-            passes.apply(one.module, config, observer, stop_after, rules)
+            pipeline.apply(one.module, config, observer, stop_after, rules)
 
 
 def _labels(exported: Sequence[Exported]) -> list[str]:

@@ -118,7 +118,7 @@ def build(
 ) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
     from .builder import build_with_summary
-    from .recipe import read_recipe
+    from .recipe.recipe import read_recipe
     from .report.progress import Progress, summary_table
     from .summary import Bisection
 
@@ -140,7 +140,7 @@ def build(
 def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: bool) -> None:
     """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
     from .builder import explain as explained
-    from .recipe import read_recipe
+    from .recipe.recipe import read_recipe
 
     found = explained(read_recipe(recipe, changes))
     click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
@@ -168,7 +168,7 @@ def plan(
     if (what is None) == (file is None):
         raise click.UsageError("give a recipe, an artifact or --intervals FILE.csv, one of them")
     if file is not None:
-        from .report.intervals import planned
+        from .tools.intervals import planned
 
         found = planned(file, alignment, seconds)
         click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
@@ -188,11 +188,11 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
     if what.is_dir():
         if changes:
             raise click.UsageError("--set changes a recipe, and this is an artifact")
-        from aotair_runtime.artifact import read_program
+        from aotair_runtime.artifact.open import read_program
 
         return None, read_program(what)
     from .builder import plan as planned
-    from .recipe import read_recipe
+    from .recipe.recipe import read_recipe
     from .report.progress import Progress
 
     recipe = read_recipe(what, changes)
@@ -232,8 +232,8 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
 @click.option("--example", metavar="NAME", help="Instead: copy a recipe that comes with aotair, and its model, here.")
 def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
     """Write a first recipe for FACTORY (package:callable or file.py:callable) from its model's signature."""
-    from .scaffold import first_recipe, read_kwargs
-    from .shipped import copy_example
+    from .recipe.examples import copy_example
+    from .recipe.scaffold import first_recipe, read_kwargs
 
     if (factory is None) == (example is None):
         raise click.UsageError("give a factory, or --example NAME")
@@ -254,7 +254,7 @@ def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example
 @main.command()
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
-    from .recipe import Recipe
+    from .recipe.recipe import Recipe
 
     click.echo(json.dumps(Recipe.model_json_schema(), indent=2))
 
@@ -267,9 +267,9 @@ def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
     """Print what an artifact holds: entry points, buckets, plans, and a bucket's program."""
     from dataclasses import asdict
 
-    from aotair_runtime.artifact import read_program
-    from aotair_runtime.sizes import describe
-    from aotair_runtime.text import bucket_text, summary
+    from aotair_runtime.artifact.open import read_program
+    from aotair_runtime.format.sizes import describe
+    from aotair_runtime.format.text import bucket_text, summary
 
     program = read_program(artifact)
     if as_json:
@@ -306,7 +306,7 @@ def run(
     modules: tuple[str, ...],
 ) -> None:
     """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
-    from .files import describe_tensor, read_tensors, write_tensors
+    from .tools.tensor_files import describe_tensor, read_tensors, write_tensors
 
     given = read_tensors(inputs)
     options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
@@ -335,8 +335,8 @@ def verify(
     """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
     from dataclasses import asdict
 
-    from aotair_runtime.golden import replay_golden
-    from aotair_runtime.text import table
+    from aotair_runtime.format.text import table
+    from aotair_runtime.weights.golden import replay_golden
 
     with _loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
         results = list(replay_golden(model))
@@ -373,14 +373,14 @@ def bench(
     """Time every bucket: median and p99 of a call, and the host's work around the replay."""
     import warnings
 
-    from .bench import bench as measure
-    from .bench import bench_table
+    from .tools.bench import bench as measure
+    from .tools.bench import bench_table
 
     originals = {}
     if recipe is not None:
-        from .arguments import by_name
-        from .recipe import read_recipe
-        from .source import load_model
+        from .model.arguments import by_name
+        from .model.load import load_model
+        from .recipe.recipe import read_recipe
 
         parsed = read_recipe(recipe)
         original = load_model(parsed)

@@ -11,15 +11,15 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from aotair_runtime import codec
-from aotair_runtime.artifact import Artifact, digest, open_artifact
+from aotair_runtime.artifact.open import Artifact, digest, open_artifact
 from aotair_runtime.errors import ArtifactError
-from aotair_runtime.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
+from aotair_runtime.format import codec
+from aotair_runtime.format.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
 
 from .errors import InternalError, RecipeError
 from .graph.resolve import resolved
 from .program import Built
-from .prove import Proved
+from .prove.prove import Proved
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aotair_runtime.schema import (
+from aotair_runtime.format.schema import (
     Bucket,
     Dim,
     EntryPoint,
@@ -19,23 +19,23 @@ from aotair_runtime.schema import (
     State,
     Tolerance,
 )
-from aotair_runtime.structure import leaf_names
+from aotair_runtime.format.structure import leaf_names
 
-from . import passes
-from .emit import Tables, emit
+from .emit.constants import DistinctTensors
+from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
-from .export import Exported
-from .graph.specialise import Nodes, specialise
+from .export.export import Exported
 from .graph.verify import verify
+from .lower.specialise import Nodes, specialise
+from .passes import pipeline
 from .passes.observer import Observer
-from .plan.arena import Plan, plan_arena
 from .plan.check import violations
 from .plan.lifetimes import Lifetimes, lifetimes
 from .plan.picture import Picture, picture
+from .plan.search.arena import Plan, plan_arena
 from .plan.shared import Interface, shared_places
-from .recipe import InputPart, Recipe
-from .targets import Target
-from .weights import DistinctTensors
+from .recipe.recipe import InputPart, Recipe
+from .target.target import Target
 
 TORCH_MIN = "2.9"
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -151,7 +151,7 @@ def _planned(
     verify(module, "specialise")
     target = Target(recipe.target.device)
     with observer.over(bucket if recipe.entry == "forward" else f"{recipe.entry}, {bucket}"):
-        passes.apply_to_bucket(module, recipe.config, target, observer, stop_after)
+        pipeline.apply_to_bucket(module, recipe.config, target, observer, stop_after)
     lives = lifetimes(module.graph, _spaces(exported, recipe), target)
     effort = recipe.config.experimental_config.plan_effort
     return _Planned(exported, sizes, where, module.graph, lives, plan_arena(lives.intervals, ALIGNMENT, effort))

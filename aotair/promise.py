@@ -1,9 +1,9 @@
 """What an artifact will take of a device, and whether that is within the recipe's budget."""
 
-from aotair_runtime.promise import Promise, Terms, promise, refuse_beyond
-from aotair_runtime.schema import Program
+from aotair_runtime.format.schema import Program
+from aotair_runtime.memory.promise import Promise, Terms, promise, refuse_beyond
 
-from .recipe import Recipe
+from .recipe.recipe import Recipe
 
 
 def promised(program: Program) -> Promise:

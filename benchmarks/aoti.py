@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from aotair.recipe import read_recipe
-from aotair.source import load_model
+from aotair.model.load import load_model
+from aotair.recipe.recipe import read_recipe
 
 from .common import BUILD
 from .startup_node import BATCHES, LENGTHS

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotair.traffic.choose import choose
-from aotair.traffic.points import Points, total
-from aotair.traffic.trace import Trace
-from aotair_runtime.text import table
+from aotair.buckets.choose import choose
+from aotair.buckets.points import Points, total
+from aotair.buckets.trace import Trace
+from aotair_runtime.format.text import table
 
 from .common import Row, options, report
 

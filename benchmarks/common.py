@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aotair_runtime.text import table
+from aotair_runtime.format.text import table
 
 BUILD = Path("build/bench")
 

@@ -189,14 +189,14 @@ def _memory(layers: int, path: str, batches: list[int]) -> dict:
 
 
 def memory_all(layers: int, path: str) -> dict:
-    from aotair_runtime.artifact import read_program
+    from aotair_runtime.artifact.open import read_program
 
     batches = [bucket.sizes[0] for bucket in read_program(Path(path)).entry_points[0].buckets]
     return _memory(layers, path, batches) | {"eager": _eager(layers, max(batches)) if DEVICE != "cpu" else 0}
 
 
 def memory_largest(layers: int, path: str) -> dict:
-    from aotair_runtime.artifact import read_program
+    from aotair_runtime.artifact.open import read_program
 
     batches = [bucket.sizes[0] for bucket in read_program(Path(path)).entry_points[0].buckets]
     return _memory(layers, path, [max(batches)])

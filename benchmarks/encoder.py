@@ -13,11 +13,11 @@ import tokenizers
 import torch
 
 import aotair
-from aotair.bench import BucketTimes, bench, bench_table
-from aotair.recipe import read_recipe
-from aotair.samples import random_inputs
-from aotair.source import load_model
-from aotair_runtime.schema import PROGRAM_FILE
+from aotair.model.load import load_model
+from aotair.model.samples import random_inputs
+from aotair.recipe.recipe import read_recipe
+from aotair.tools.bench import BucketTimes, bench, bench_table
+from aotair_runtime.format.schema import PROGRAM_FILE
 
 from .common import Row, artifact, options, report
 

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import aotair
-from aotair import passes
 from aotair.builder import build_with_summary
-from aotair.export import export
+from aotair.export.export import export
 from aotair.fusion import RULES
+from aotair.model.load import load_model
+from aotair.model.quantize import quantize
+from aotair.passes import pipeline
 from aotair.passes.observer import Observer
-from aotair.quantize import quantize
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
+from aotair.recipe.recipe import parse_recipe
 from aotair.summary import Listener, Summary
-from aotair.targets import Target
-from aotair_runtime.artifact import read_program
+from aotair.target.target import Target
+from aotair_runtime.artifact.open import read_program
 
 from .common import BUILD, Row, options, report
 from .language import MODELS, recipe
@@ -131,7 +131,7 @@ def _pairs(name: str, layers: int) -> int:
     model = load_model(parsed)
     quantize(model, parsed)
     exported = export(model, parsed)
-    passes.apply(exported.module, parsed.config, Observer(Target("npu")))
+    pipeline.apply(exported.module, parsed.config, Observer(Target("npu")))
     return sum(_feeds_one_quantisation(node) for node in exported.module.graph.nodes)
 
 

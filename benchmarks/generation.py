@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import aotair
-from aotair.recipe import Recipe, read_recipe
+from aotair.recipe.recipe import Recipe, read_recipe
 
 from .common import BUILD, Row, options, report
 from .device import ROOT, simulated

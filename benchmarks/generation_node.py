@@ -19,8 +19,8 @@ PROMPT = list(range(7, 17))  # of the first token
 def tokens(device: str, name: str, wide: str, half: str) -> dict:
     """Wrong tokens against transformers in float32, and the largest errors of logits over the steps of one prompt."""
     import aotair
-    from aotair.recipe import read_recipe
-    from aotair.source import load_model
+    from aotair.model.load import load_model
+    from aotair.recipe.recipe import read_recipe
     from examples.generate import generate, some_prompts, transformers_generate
 
     if importlib.util.find_spec("simcann"):
@@ -90,7 +90,7 @@ def compile_start() -> dict:
 
 
 def _models():
-    from aotair.source import load_model
+    from aotair.model.load import load_model
 
     from .generation import large_recipe
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from aotair.builder import plan
-from aotair_runtime.artifact import read_program
-from aotair_runtime.sizes import describe
-from aotair_runtime.text import table
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.sizes import describe
+from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, artifact, options, report
 from .decoder import recipe as decoder

@@ -16,12 +16,12 @@ import torch
 import yaml
 
 import aotair
-from aotair.original import Original
-from aotair.recipe import parse_recipe
-from aotair.samples import random_inputs
-from aotair.source import load_model
-from aotair_runtime.golden import compare
-from aotair_runtime.text import table
+from aotair.model.load import load_model
+from aotair.model.reference import Original
+from aotair.model.samples import random_inputs
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.format.text import table
+from aotair_runtime.weights.golden import compare
 
 _FRESH = 1_000_000  # a stream of random numbers that the build does not draw its own inputs from
 

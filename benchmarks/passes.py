@@ -8,14 +8,14 @@ import time
 
 import torch
 
-from aotair import passes
-from aotair.config import CompilerConfig
-from aotair.export import export
+from aotair.export.export import export
+from aotair.model.load import load_model
+from aotair.passes import pipeline
 from aotair.passes.observer import Observer
 from aotair.program import build_program
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair.targets import Target
+from aotair.recipe.config import CompilerConfig
+from aotair.recipe.recipe import parse_recipe
+from aotair.target.target import Target
 
 from .common import Row, options, report
 from .decoder import HEADS, HIDDEN, POSITIONS, recipe
@@ -51,7 +51,7 @@ def _decoder(off: bool):
     names = ("disable_reinplace_input_mutated_ops_pass", "disable_reinplace_inplaceable_ops_pass")
     parsed = parse_recipe(made | {"config": {"debug": {"aclgraph": dict.fromkeys(names, off)}}})
     exported = export(load_model(parsed), parsed)
-    passes.apply(exported.module, parsed.config, Observer(Target("npu")))
+    pipeline.apply(exported.module, parsed.config, Observer(Target("npu")))
     return build_program(exported, parsed, lambda *_: None).program
 
 
@@ -101,7 +101,7 @@ def _seconds(nodes: int) -> float:
     if not 0.9 * nodes < count < 1.2 * nodes:
         raise RuntimeError(f"the graph has {count} nodes, not about {nodes}")
     start = time.perf_counter()
-    passes.apply(exported.module, CompilerConfig(), Observer(Target("cpu")))
+    pipeline.apply(exported.module, CompilerConfig(), Observer(Target("cpu")))
     return time.perf_counter() - start
 
 

@@ -11,12 +11,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotair.plan import greedy
-from aotair.plan.arena import Interval, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
-from aotair.report.intervals import read_intervals
-from aotair_runtime.text import table
+from aotair.plan.search import greedy
+from aotair.plan.search.arena import Interval, plan_arena
+from aotair.tools.intervals import read_intervals
+from aotair_runtime.format.text import table
 
 from .common import Row, options, report
 

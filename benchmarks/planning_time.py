@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aotair.plan import greedy
-from aotair.plan.arena import Interval, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
-from aotair_runtime.text import table
+from aotair.plan.search import greedy
+from aotair.plan.search.arena import Interval, plan_arena
+from aotair_runtime.format.text import table
 
 from .common import Row, options, report
 

@@ -6,7 +6,7 @@ Peer: AOTInductor packages of the same model for the same shapes, loaded in fres
 import statistics
 import warnings
 
-from aotair_runtime.artifact import open_artifact
+from aotair_runtime.artifact.open import open_artifact
 
 from .aoti import packages
 from .common import Row, artifact, fresh, options, report

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import aotair
-from aotair.recipe import parse_recipe
-from aotair.samples import random_inputs
-from aotair.source import load_model
-from aotair_runtime.text import table
+from aotair.model.load import load_model
+from aotair.model.samples import random_inputs
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.format.text import table
 
 from .common import Row, options, report
 from .zoo_models import VOCABULARY

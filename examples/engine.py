@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 import aotair
-from aotair_runtime.schema import EntryPoint
+from aotair_runtime.format.schema import EntryPoint
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import aotair
-from aotair.recipe import read_recipe
-from aotair.source import load_model
+from aotair.model.load import load_model
+from aotair.recipe.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
 

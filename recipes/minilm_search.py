@@ -12,7 +12,7 @@ import tokenizers
 import torch
 
 import aotair_runtime
-from aotair_runtime.text import table
+from aotair_runtime.format.text import table
 
 TEXT = Path(__file__).with_name("minilm_text.txt")
 QUERIES = ("Why does dough get bigger?", "How do animals find their way?", "keeping data safe", "what causes thunder")

@@ -75,8 +75,8 @@ def built(artifacts: Path) -> Callable[[str], Path]:
 @pytest.fixture
 def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]:
     """The original model of one of RECIPES, with the weights that the build saw, on the test's device."""
-    from aotair.recipe import parse_recipe
-    from aotair.source import load_model
+    from aotair.model.load import load_model
+    from aotair.recipe.recipe import parse_recipe
 
     device = request.getfixturevalue("node").device if "node" in request.fixturenames else torch.device("cpu")
 

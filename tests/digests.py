@@ -18,7 +18,7 @@ import torch
 from cases import MODELS, RECIPES
 
 import aotair
-from aotair.recipe import Recipe, parse_recipe, read_recipe
+from aotair.recipe.recipe import Recipe, parse_recipe, read_recipe
 from aotair_runtime.errors import AotairError
 
 ROOT = Path(__file__).parent.parent
@@ -34,17 +34,20 @@ def main() -> int:
     before = json.loads(given.beside.read_text()) if given.beside else {}
     torch.set_num_threads(1)
     given.file = given.file.resolve()
+    sys.path.insert(0, str(ROOT))
     os.chdir(Path(__file__).parent)  # what an artifact follows from has no place of this checkout's in it
-    found = {name: digests(recipe) for name, recipe in recipes() if given.only in name}
-    given.file.write_text(json.dumps(found, indent=1))
+    found = {}
+    for name, recipe in recipes():
+        if given.only in name:
+            print(name, file=sys.stderr, flush=True)
+            found[name] = digests(recipe)
+            given.file.write_text(json.dumps(found, indent=1))
     files = sum(len(item) for item in found.values())
     print(f"{len(found)} builds, {files} digests")
     if given.beside is None:
         return 0
-    before = json.loads(given.beside.read_text())
-    changed = {
-        name: _differences(before.get(name, {}), item) for name, item in found.items() if before.get(name) != item
-    }
+    changed = {name: _differences(before.get(name, {}), item) for name, item in found.items()}
+    changed = {name: differences for name, differences in changed.items() if differences}
     for name, differences in changed.items():
         print(f"differs: {name}: {', '.join(differences)}")
     print(f"{len(changed)} differ")

@@ -198,16 +198,16 @@ def dealer(seed: int):
 
 def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda seed: [None]) -> str:
     """What is wrong with the built program of these steps, or nothing. `replays(seed)` gives contexts to replay in."""
-    from aotair import passes
     from aotair.errors import ExportError, UnsupportedError
-    from aotair.export import export
+    from aotair.export.export import export
+    from aotair.model.load import load_model, with_functions
     from aotair.pack import lay_down
+    from aotair.passes import pipeline
     from aotair.passes.observer import Observer
     from aotair.program import build_program
-    from aotair.prove import prove
-    from aotair.recipe import parse_recipe
-    from aotair.source import load_model, with_functions
-    from aotair.targets import Target
+    from aotair.prove.prove import prove
+    from aotair.recipe.recipe import parse_recipe
+    from aotair.target.target import Target
     from aotair_runtime.errors import AotairError
 
     parsed = parse_recipe(recipe(steps, device, streams))
@@ -216,11 +216,11 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
         exported = export(model, parsed)
     except (ExportError, UnsupportedError):
         return "refused"
-    passes.apply(exported.module, with_functions(parsed), Observer(Target(device)))
+    pipeline.apply(exported.module, with_functions(parsed), Observer(Target(device)))
     before = len(exported.module.graph.nodes)
     config = with_functions(parsed).model_copy(update={"post_grad_custom_post_pass": None})
     again = Observer(Target(device))
-    passes.apply(exported.module, config, again)
+    pipeline.apply(exported.module, config, again)
     if sum(record.rewrites for record in again.records) or len(exported.module.graph.nodes) != before:
         return f"a second run changed something: {again.records}"
     built = build_program([exported], parsed, lambda *_: None)
@@ -234,11 +234,11 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
 
 def replay(proved, built, device: str, replays) -> str:
     """The golden inputs on a device, in every context that `replays` gives."""
-    from aotair_runtime.artifact import Artifact
+    from aotair_runtime.artifact.open import Artifact
     from aotair_runtime.devices import open_device
-    from aotair_runtime.golden import compare, take_changed
     from aotair_runtime.model import Model
     from aotair_runtime.settings import Settings
+    from aotair_runtime.weights.golden import compare, take_changed
 
     constants = tuple(built.weights[constant.name] for constant in built.program.constants)
     golden, names = proved.golden, [spec.name for spec in proved.program.entry_points[0].inputs]

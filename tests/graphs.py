@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotair.config import CompilerConfig
 from aotair.graph.show import show
 from aotair.passes.edits import Edits
-from aotair.targets import Target
+from aotair.recipe.config import CompilerConfig
+from aotair.target.target import Target
 
 
 def trace(function: Callable, *inputs: torch.Tensor) -> torch.fx.GraphModule:

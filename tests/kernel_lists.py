@@ -1,4 +1,4 @@
-"""How are the lists in aotair/kernels made? From the real packages, by the tests that compare them."""
+"""How are the lists in aotair/target/kernels made? From the real packages, by the tests that compare them."""
 
 import pathlib
 

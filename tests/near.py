@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 
 from aotair import fusion
-from aotair.config import CompilerConfig
 from aotair.fusion.matcher import fwd_only
 from aotair.ops import air
 from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
 from aotair.passes.edits import Edits
-from aotair.targets import Target
+from aotair.recipe.config import CompilerConfig
+from aotair.target.target import Target
 
 aten, npu = torch.ops.aten, torch.ops.npu
 HALVES = (torch.float16, torch.bfloat16)

@@ -13,16 +13,16 @@ from nodes import Node
 from sequence_models import RECIPES
 
 import aotair
-from aotair.original import Original
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair_runtime.artifact import open_artifact
+from aotair.model.load import load_model
+from aotair.model.reference import Original
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ArgumentError, ShapeError
-from aotair_runtime.golden import compare
+from aotair_runtime.memory.overlap import meet, span
 from aotair_runtime.model import Model
-from aotair_runtime.overlap import meet, span
 from aotair_runtime.settings import settle
+from aotair_runtime.weights.golden import compare
 
 CALLS = 8
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
@@ -290,7 +290,7 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def _bucket_names(artifact) -> dict[str, list[str]]:
-    from aotair_runtime.sizes import describe
+    from aotair_runtime.format.sizes import describe
 
     return {e.name: [describe(e, b.sizes) for b in e.buckets] for e in artifact.program.entry_points}
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from recipes.ascend_decode import BLOCK_SIZE, BLOCKS, RANK, ROPE, TABLE
 
 CACHES = tuple((BLOCKS, BLOCK_SIZE, 1, size) for size in (ROPE, RANK, ROPE, RANK))

@@ -13,7 +13,7 @@ import torch
 from cases import ROOT
 
 import aotair
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 
 SERVE = """
 import sys, torch, {module}

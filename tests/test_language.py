@@ -10,8 +10,8 @@ from cases import ROOT
 from nodes import Node
 
 import aotair
-from aotair.recipe import read_recipe
-from aotair.source import load_model
+from aotair.model.load import load_model
+from aotair.recipe.recipe import read_recipe
 
 sys.path.insert(0, str(ROOT))
 from examples.generate import generate, some_prompts, transformers_generate

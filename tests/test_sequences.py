@@ -3,7 +3,8 @@
 import pytest
 import sequences
 
-from aotair_runtime import entry, overlap
+from aotair_runtime.call import entry
+from aotair_runtime.memory import overlap
 
 DEFAULT = 300
 

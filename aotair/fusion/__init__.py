@@ -1,6 +1,8 @@
 """RULES: every fusion rule of aotair's own in order, with the reason for its place. This list is the documentation."""
 
-from . import (
+from .register import register_replacement, registered, rules_of
+from .rule import Rule
+from .rules import (
     add_rms_norm_cast,
     add_rms_norm_dynamic_quant,
     add_rms_norm_flatten_dynamic_quant,
@@ -13,8 +15,6 @@ from . import (
     lift_swiglu,
     transpose_batchmatmul,
 )
-from .register import register_replacement, registered, rules_of
-from .rule import Rule
 
 RULES: tuple[Rule, ...] = (
     # First what raises plain PyTorch to npu ops: the rules after it look for those.

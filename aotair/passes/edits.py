@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch.fx.node import Node
 
-from ..config import CompilerConfig
 from ..graph.show import position, target_name
 from ..graph.user_line import source
-from ..targets import Target
+from ..recipe.config import CompilerConfig
+from ..target.target import Target
 
 log = logging.getLogger("aotair")
 

@@ -14,11 +14,11 @@ import torch
 
 from aotair_runtime.errors import AotairError
 
-from ..config import CompilerConfig
 from ..errors import InternalError
 from ..graph.show import show
 from ..graph.verify import verify
-from ..targets import Target
+from ..recipe.config import CompilerConfig
+from ..target.target import Target
 from .edits import Account, Edits
 
 log = logging.getLogger("aotair")

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 from ..graph.alias import base, root, times_given
 from ..graph.inplace import inplace_overload, is_reshape, same_layout, why_not_over
 from ..graph.streams import several_streams
-from ..targets import Target
+from ..target.target import Target
 from .edits import Edits
 from .multi_output import form_of, results, to_inplace
 

@@ -9,13 +9,13 @@ import math
 import torch
 from torch.fx.node import Node
 
-from aotair_runtime.written import written_names
+from aotair_runtime.format.written import written_names
 
 from ..graph.alias import Uses, base
 from ..graph.fake import evaluate, recompute
 from ..graph.inplace import same_layout
 from ..graph.streams import several_streams
-from ..outs import out_variant
+from ..target.out_variants import out_variant
 from .edits import Edits
 
 _aten = torch.ops.aten

@@ -3,8 +3,8 @@
 import heapq
 from collections.abc import Sequence
 
-from .arena import Plan
 from .interval import Interval
+from .search.arena import Plan
 
 
 def violations(intervals: Sequence[Interval], plan: Plan, alignment: int) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
-from aotair_runtime.schema import Space
+from aotair_runtime.format.schema import Space
 
-from ..outs import out_variant
-from ..targets import Target
+from ..target.out_variants import out_variant
+from ..target.target import Target
 from .concurrency import prolonged
 from .interval import Interval
 

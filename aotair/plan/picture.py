@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch.fx.node import Node
 
-from aotair_runtime.schema import Space
+from aotair_runtime.format.schema import Space
 
 from ..graph.user_line import source
-from .arena import Plan
 from .lifetimes import Home, Lifetimes
+from .search.arena import Plan
 
 Kind = Literal["input", "output", "inner"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .arena import Plan, plan_arena
 from .interval import Interval
+from .search.arena import Plan, plan_arena
 
 
 @dataclass(frozen=True)

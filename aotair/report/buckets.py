@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from aotair_runtime.errors import AotairError
-from aotair_runtime.text import table
+from aotair_runtime.format.text import table
 
-from ..recipe import Recipe, read_recipe
-from ..traffic.block import as_plain, block, write
-from ..traffic.choose import choose
-from ..traffic.limits import Arena, fit_arena, most_buckets
-from ..traffic.points import Bucket, Pick, Points, serve
-from ..traffic.trace import Trace, read_trace
+from ..buckets.block import as_plain, block, write
+from ..buckets.choose import choose
+from ..buckets.limits import Arena, fit_arena, most_buckets
+from ..buckets.points import Bucket, Pick, Points, serve
+from ..buckets.trace import Trace, read_trace
+from ..recipe.recipe import Recipe, read_recipe
 
 
 @dataclass(frozen=True)

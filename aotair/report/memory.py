@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from aotair_runtime.promise import ROUNDING, Promise
-from aotair_runtime.schema import Program
-from aotair_runtime.text import table
+from aotair_runtime.format.schema import Program
+from aotair_runtime.format.text import table
+from aotair_runtime.memory.promise import ROUNDING, Promise
 
 
 def memory_text(program: Program, promised: Promise) -> str:

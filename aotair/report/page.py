@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterator, Mapping, Sequence
 
-from aotair_runtime.schema import EntryPoint, Form, Program
-from aotair_runtime.sizes import describe, shape_text
+from aotair_runtime.format.schema import EntryPoint, Form, Program
+from aotair_runtime.format.sizes import describe, shape_text
 
 from ..plan.picture import Picture
 from . import arena
@@ -148,7 +148,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _nbytes(name: str, shape: Sequence[int]) -> int:
-    from aotair_runtime.torch_names import dtype
+    from aotair_runtime.format.torch_names import dtype
 
     total = dtype(name).itemsize
     for size in shape:

@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from aotair_runtime.text import table
+from aotair_runtime.format.text import table
 
 from ..summary import Listener, Summary
 

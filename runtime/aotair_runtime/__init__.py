@@ -3,10 +3,10 @@
 It imports torch, msgpack, safetensors and the standard library, and runs no code from an artifact.
 """
 
+from .capture.pool import Pool, graph_pool
 from .devices import Limits
 from .errors import AotairError
 from .model import Model, load
-from .pool import Pool, graph_pool
 
 __all__ = ["AotairError", "Limits", "Model", "Pool", "graph_pool", "load"]
 __version__ = "0.1.0"

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import torch
 
-from .artifact import Artifact, read_program, with_weights
-from .budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
+from .artifact.open import Artifact, read_program, with_weights
+from .artifact.ops import NAMESPACES, resolve
+from .artifact.requirements import check_requirements
+from .call.entry import Entry
+from .capture.graphs import Parts
+from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, open_device
-from .entry import Entry
 from .errors import ArgumentError, ClosedError, DeviceError
-from .graphs import Parts
-from .ops import NAMESPACES, resolve
-from .pool import Pool, pool_of
-from .promise import Terms, fresh_bytes, promise
+from .format.schema import EntryPoint, Program
+from .format.sizes import describe
+from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
+from .memory.promise import Terms, fresh_bytes, promise
 from .report import MemoryReport, Stats, memory_report, stats
-from .requirements import check_requirements
-from .schema import EntryPoint, Program
 from .settings import KEPT_GRAPHS, Settings, settle
-from .sizes import describe
-from .swap import read_weights, swap
+from .weights.swap import read_weights, swap
 
 
 def load(

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from .entry import Entry
-from .graphs import Parts
-from .pool import Pool
-from .promise import FRESH, ROUNDING, WORKSPACE
-from .sizes import describe
-from .text import table
+from .call.entry import Entry
+from .capture.graphs import Parts
+from .capture.pool import Pool
+from .format.sizes import describe
+from .format.text import table
+from .memory.promise import FRESH, ROUNDING, WORKSPACE
 
 
 @dataclass(frozen=True)

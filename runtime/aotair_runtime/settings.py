@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .amounts import read_budget
 from .devices import Limits
 from .errors import ArgumentError
-from .schema import Options
+from .format.schema import Options
+from .memory.amounts import read_budget
 
 KEPT_GRAPHS = 4
 

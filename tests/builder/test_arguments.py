@@ -15,14 +15,14 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 import aotair
-from aotair.arguments import Arguments
 from aotair.cli import main
 from aotair.errors import ExportError, ModelError, RecipeError
-from aotair.recipe import parse_recipe, read_recipe
-from aotair_runtime import arguments as runtime
-from aotair_runtime.artifact import read_program
+from aotair.model.arguments import Arguments
+from aotair.recipe.recipe import parse_recipe, read_recipe
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.call import arguments as runtime
 from aotair_runtime.errors import ArgumentError
-from aotair_runtime.text import summary
+from aotair_runtime.format.text import summary
 
 
 class Pair(typing.NamedTuple):

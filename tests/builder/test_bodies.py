@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import aotair
 from aotair.cli import main
 from aotair.errors import UnsupportedError
-from aotair.graph.bodies import _grouped
-from aotair_runtime.artifact import read_program
-from aotair_runtime.golden import replay_golden
+from aotair.lower.bodies import _grouped
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.weights.golden import replay_golden
 
 X = {"shape": ["n", 4], "dtype": "float32"}
 LOADS = """

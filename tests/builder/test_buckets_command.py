@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotair.buckets import limits
+from aotair.buckets.block import as_plain, replaced
+from aotair.buckets.choose import choose
+from aotair.buckets.trace import Trace, read_trace
 from aotair.cli import main
-from aotair.recipe import parse_recipe, read_recipe
-from aotair.traffic import limits
-from aotair.traffic.block import as_plain, replaced
-from aotair.traffic.choose import choose
-from aotair.traffic.trace import Trace, read_trace
-from aotair_runtime.buckets import choose as at_run_time
+from aotair.recipe.recipe import parse_recipe, read_recipe
+from aotair_runtime.call.buckets import choose as at_run_time
 from aotair_runtime.errors import AotairError, ShapeError
-from aotair_runtime.schema import Bucket, Dim, EntryPoint
+from aotair_runtime.format.schema import Bucket, Dim, EntryPoint
 
 RECIPE = ROOT / "recipes" / "minilm.yaml"
 TRACE = "batch,seq,count\n1,5,10\n1,9,4\n2,30,3\n4,17,2\n4,64,1\n8,100,1\n8,12,5\n"
@@ -110,7 +110,7 @@ def test_no_bucket_is_larger_than_the_ceiling(rows, most, ceiling):
 
 
 def test_a_coarser_grid_keeps_the_bound_sound(monkeypatch):
-    from aotair.traffic import bound
+    from aotair.buckets import bound
 
     rows = {(a, b): 1 + (a * 7 + b * 5) % 11 for a in range(1, 7) for b in range(3, 40, 3) if (a + b) % 2}
     fine = choose(trace_of(rows), [True, True], 4)[-1]

@@ -9,9 +9,9 @@ import torch
 from cases import RECIPES
 
 from aotair.errors import ModelError
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair_runtime.checkpoint import open_checkpoint
+from aotair.model.load import load_model
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.checkpoint import open_checkpoint
 from aotair_runtime.errors import WeightsError
 
 

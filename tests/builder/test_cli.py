@@ -14,9 +14,9 @@ from cases import MODELS, NOTEBOOK, RECIPES
 from click.testing import CliRunner
 
 from aotair.cli import main
-from aotair.config import CompilerConfig
-from aotair.passes import BUCKET_PIPELINE, pipeline
-from aotair.targets import Target
+from aotair.passes.pipeline import BUCKET_PIPELINE, pipeline
+from aotair.recipe.config import CompilerConfig
+from aotair.target.target import Target
 
 
 def aotair(*arguments: object, fails: bool = False) -> str:
@@ -77,7 +77,7 @@ def test_the_pipeline_can_be_stopped_and_limited(linear_recipe: Path, tmp_path: 
 
 @pytest.mark.parametrize("model", ["Linear", "Encoder", "Structured"])
 def test_init_writes_a_recipe_that_can_be_read(model: str, tmp_path: Path):
-    from aotair.recipe import read_recipe
+    from aotair.recipe.recipe import read_recipe
 
     text = aotair("init", f"{MODELS}:{model}")
     file = tmp_path / "first.yaml"
@@ -155,9 +155,9 @@ def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
     import shutil
     from dataclasses import replace
 
-    from aotair_runtime import codec
-    from aotair_runtime.artifact import digest, read_program
-    from aotair_runtime.schema import File
+    from aotair_runtime.artifact.open import digest, read_program
+    from aotair_runtime.format import codec
+    from aotair_runtime.format.schema import File
 
     path = Path(shutil.copytree(built("linear"), tmp_path / "x"))
     weights = safetensors.torch.load_file(path / "weights.safetensors")

@@ -19,8 +19,8 @@ from aotair.fusion import matcher, register
 from aotair.graph.show import show
 from aotair.passes import composites
 from aotair.summary import Listener
-from aotair_runtime.artifact import read_program
-from aotair_runtime.schema import Origin
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import Origin
 
 aten, air = torch.ops.aten, torch.ops.air
 LINEAR, ENCODER = RECIPES["linear"], RECIPES["encoder"]

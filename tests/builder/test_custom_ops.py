@@ -9,7 +9,7 @@ from graphs import assert_same_numbers, reasons, targets, trace
 import aotair
 from aotair.passes import multi_output, reinplace_inplaceable_ops, reinplace_input_mutated_ops
 from aotair.passes.multi_output import FORMS, register_inplace_form
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import NamespaceError
 
 SHAPE = {"shape": [3, 4], "dtype": "float32"}

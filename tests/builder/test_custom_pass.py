@@ -39,7 +39,7 @@ def test_a_pass_changes_what_is_built(tmp_path):
             twice = gm.graph.call_function(aten.neg.default, (once,))
         gm.graph.output_node().args = ((twice,),)
 
-    from aotair_runtime.artifact import read_program
+    from aotair_runtime.artifact.open import read_program
 
     names = [op.name for op in read_program(build(tmp_path, negate_twice)).ops]
     assert any("neg" in name for name in names)

@@ -10,8 +10,8 @@ from cases import MODELS, NOTEBOOK, ROWS, recipe
 
 import aotair
 from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
-from aotair.recipe import parse_recipe
-from aotair_runtime.artifact import read_program
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 
 

@@ -13,10 +13,11 @@ import aotair
 from aotair import fusion
 from aotair.builder import build_with_summary, explain
 from aotair.fusion import register
-from aotair.passes import fuse, pipeline
+from aotair.passes import fuse
+from aotair.passes.pipeline import pipeline
 from aotair.summary import Listener
-from aotair.targets import Target
-from aotair_runtime.artifact import read_program
+from aotair.target.target import Target
+from aotair_runtime.artifact.open import read_program
 
 FILE = str(ROOT / "tests" / "rules.py")
 RULE = "add_and_norm"
@@ -146,7 +147,7 @@ def test_a_part_of_what_was_declined_is_kept_too():
 
 
 def test_a_users_rule_is_asked_after_each_lifting_rule():
-    from aotair.config import CompilerConfig
+    from aotair.recipe.config import CompilerConfig
 
     aotair.register_replacement(add_and_norm, add_rms_norm, [ROWS, ROWS, GAMMA])
     (own,) = fusion.registered()

@@ -17,8 +17,8 @@ from aotair.fusion import register
 from aotair.fusion.matcher import CallFunction, KeywordArg
 from aotair.passes import fuse
 from aotair.summary import Listener
-from aotair.targets import Target
-from aotair_runtime.artifact import read_program
+from aotair.target.target import Target
+from aotair_runtime.artifact.open import read_program
 
 TABLE = torch.ones(4)
 LINEAR = RECIPES["linear"]  # relu(x @ weight.T + bias) and the like, for the CPU
@@ -252,8 +252,8 @@ def test_the_signature_is_torchairs():
 
 
 def test_each_device_has_its_own_rules_in_the_pipeline():
-    from aotair.config import CompilerConfig
-    from aotair.passes import pipeline
+    from aotair.passes.pipeline import pipeline
+    from aotair.recipe.config import CompilerConfig
 
     known = [rule.name for rule in fusion.RULES]
     for kind, want in (

@@ -534,9 +534,9 @@ def test_what_is_repeated_otherwise_is_left_alone(why, function):
 
 
 def test_grouped_attention_is_for_the_cpu():
-    from aotair.config import CompilerConfig
-    from aotair.passes import pipeline
-    from aotair.targets import Target
+    from aotair.passes.pipeline import pipeline
+    from aotair.recipe.config import CompilerConfig
+    from aotair.target.target import Target
 
     for kind in ("cpu", "cuda", "npu"):
         names = [step.name for step in pipeline(CompilerConfig(), Target(kind))]

@@ -7,8 +7,8 @@ from cases import LENGTHS, RECIPES
 import aotair
 from aotair.errors import RecipeError, UnsupportedError
 from aotair.ops.npu import OPS
-from aotair_runtime.artifact import read_program
-from aotair_runtime.schema import HostArg, WorkspaceArg
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import HostArg, WorkspaceArg
 
 ROWS = {"shape": ["n", 1, 16], "dtype": "float32"}
 attention = torch.ops.npu.npu_fused_infer_attention_score
@@ -55,8 +55,8 @@ def make(use: str) -> torch.nn.Module:
 @pytest.mark.parametrize("use", USES)
 def test_a_list_is_handed_on_or_refused(tmp_path, use):
     with pytest.raises(aotair.AotairError, match="host input 'lengths'") as caught:
-        from aotair.export import export
-        from aotair.recipe import parse_recipe
+        from aotair.export.export import export
+        from aotair.recipe.recipe import parse_recipe
 
         export(make(use), parse_recipe(recipe(use)))
     assert isinstance(caught.value, UnsupportedError)

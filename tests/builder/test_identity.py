@@ -9,8 +9,8 @@ from torch import nn
 import aotair
 from aotair import pack
 from aotair.errors import InternalError, ProofError, UnsupportedError
-from aotair_runtime.artifact import read_program
-from aotair_runtime.entry import Entry
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.call.entry import Entry
 from aotair_runtime.errors import CaptureError
 
 X = {"x": {"shape": [3, 3], "dtype": "float32"}}

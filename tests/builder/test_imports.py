@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import aotair
 from aotair.cli import main
 from aotair.errors import ModelError
-from aotair.imports import import_callable
-from aotair.recipe import read_recipe
-from aotair.shipped import copy_example
+from aotair.recipe.examples import copy_example
+from aotair.recipe.imports import import_callable
+from aotair.recipe.recipe import read_recipe
 from aotair_runtime.errors import AotairError
 
 LATE = """
@@ -100,7 +100,7 @@ def test_a_file_that_builds_itself_does_so_once(tmp_path: Path, by_name: bool):
 def test_a_file_that_calls_for_itself_meanwhile_gets_what_there_is_of_it(tmp_path: Path):
     file = tmp_path / "again.py"
     file.write_text(
-        "from pathlib import Path\nfrom aotair.imports import import_callable\n"
+        "from pathlib import Path\nfrom aotair.recipe.imports import import_callable\n"
         "def make(): return 1\n"
         f"found = import_callable('{file}:make', Path('.'), 'here', 'a field')\n"
     )

@@ -9,9 +9,9 @@ from cases import MODELS, RECIPES
 
 import aotair
 from aotair.errors import ProofError, RecipeError
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair_runtime.artifact import digest, read_program
+from aotair.model.load import load_model
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import digest, read_program
 from aotair_runtime.errors import NotAnArtifactError, WeightsError
 
 
@@ -118,7 +118,7 @@ def test_the_proof_is_made_for_the_new_weights(built, tmp_path: Path, monkeypatc
     """A program that does not fit is caught, whatever its digests say."""
     from dataclasses import replace
 
-    from aotair import builder, like
+    from aotair import builder, reuse
 
     recipe = second("linear", tmp_path)
     honest = builder.origin_of
@@ -126,8 +126,8 @@ def test_the_proof_is_made_for_the_new_weights(built, tmp_path: Path, monkeypatc
     with pytest.raises(RecipeError, match="another recipe"):
         aotair.build(recipe, tmp_path / "o.aotair", like=built("linear"))
     monkeypatch.setattr(builder, "origin_of", honest)
-    wrong = like._value
-    monkeypatch.setattr(like, "_value", lambda *args: wrong(*args) * 2)
+    wrong = reuse._value
+    monkeypatch.setattr(reuse, "_value", lambda *args: wrong(*args) * 2)
     with pytest.raises(ProofError):
         aotair.build(recipe, tmp_path / "o.aotair", like=built("linear"))
 

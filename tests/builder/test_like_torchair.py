@@ -5,12 +5,12 @@ import torch
 from cases import RECIPES
 
 import aotair
-from aotair.config import CompilerConfig
 from aotair.errors import ModelError, RecipeError
-from aotair.recipe import parse_recipe
-from aotair_runtime.artifact import read_program
+from aotair.recipe.config import CompilerConfig
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
-from aotair_runtime.schema import Origin
+from aotair_runtime.format.schema import Origin
 
 LINEAR = RECIPES["linear"]
 X = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}

@@ -12,14 +12,14 @@ from graphs import trace
 
 import aotair
 from aotair.builder import build_with_summary
-from aotair.config import CompilerConfig
 from aotair.errors import GraphError
 from aotair.graph.show import position, show
-from aotair.passes import BUCKET_PIPELINE, REINPLACE, apply, apply_to_bucket, pipeline
 from aotair.passes.observer import Observer
+from aotair.passes.pipeline import BUCKET_PIPELINE, REINPLACE, apply, apply_to_bucket, pipeline
+from aotair.recipe.config import CompilerConfig
 from aotair.summary import Bisection, Listener
-from aotair.targets import Target
-from aotair_runtime.artifact import read_program
+from aotair.target.target import Target
+from aotair_runtime.artifact.open import read_program
 
 JOINED = recipe("Joined", {"x": {"shape": ["n", 64], "dtype": "float32"}}, {"n": [4, 8]})
 
@@ -160,9 +160,9 @@ def test_passes_over_buckets_are_counted_stopped_and_limited(tmp_path):
 
 
 def ran(stop_after, name="encoder") -> list[str]:
-    from aotair.export import export
-    from aotair.recipe import parse_recipe
-    from aotair.source import load_model
+    from aotair.export.export import export
+    from aotair.model.load import load_model
+    from aotair.recipe.recipe import parse_recipe
 
     parsed = parse_recipe(RECIPES[name])
     exported, observer = export(load_model(parsed), parsed), Observer(Target("cpu"))

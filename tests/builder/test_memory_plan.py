@@ -13,10 +13,10 @@ from aotair.builder import plan
 from aotair.cli import main
 from aotair.errors import RecipeError
 from aotair.promise import promised
-from aotair.recipe import parse_recipe
-from aotair_runtime.artifact import read_program
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import MemoryBudgetError
-from aotair_runtime.promise import Terms, fresh_bytes, promise, segment
+from aotair_runtime.memory.promise import Terms, fresh_bytes, promise, segment
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ import torch
 from nodes import for_device
 
 import aotair
-from aotair_runtime.artifact import open_artifact, read_golden
+from aotair_runtime.artifact.open import open_artifact, read_golden
 
 ARTIFACTS = ("npu_block", "decoder_layer", "decode", "ascend_decode")
 

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from aotair.ops import npu
 from aotair.ops.registry import Unserved
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 
 ops = torch.ops.npu
 

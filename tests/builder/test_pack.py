@@ -11,8 +11,8 @@ import yaml
 from cases import RECIPES
 
 import aotair
-from aotair_runtime.artifact import digest, read_program
-from aotair_runtime.schema import Space
+from aotair_runtime.artifact.open import digest, read_program
+from aotair_runtime.format.schema import Space
 
 
 def test_two_builds_in_two_processes_are_identical(tmp_path: Path):
@@ -53,7 +53,7 @@ def test_unused_weights_are_not_stored(tmp_path: Path):
 
 
 def test_weights_are_mapped_not_copied(built):
-    from aotair_runtime.artifact import open_artifact
+    from aotair_runtime.artifact.open import open_artifact
 
     artifact = open_artifact(built("encoder"))
     storages = {tensor.untyped_storage().data_ptr() for tensor in artifact.constants}
@@ -105,8 +105,8 @@ def test_the_plan_holds_in_the_program_too(built):
 
 def _check_no_live_byte_is_written(program, bucket) -> None:
     """Replay the program on a map of bytes: each read must find what the last write of that tensor's bytes left."""
-    from aotair_runtime.schema import Form, TensorArg
-    from aotair_runtime.torch_names import dtype
+    from aotair_runtime.format.schema import Form, TensorArg
+    from aotair_runtime.format.torch_names import dtype
 
     owner: dict[int, object] = {}
 

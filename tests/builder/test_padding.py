@@ -6,7 +6,7 @@ from torch import nn
 
 import aotair
 from aotair.errors import ProofError
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 
 FLOATS = {"shape": ["b", "s"], "dtype": "float32", "pad": 0}
 IDS = {"shape": ["b", "s"], "dtype": "int64", "range": [0, 50], "pad": 0}

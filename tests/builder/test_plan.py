@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotair.plan import canonical, greedy, packing
-from aotair.plan.arena import Interval, Plan, plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import columns
-from aotair.plan.peaks import held, peak
-from aotair.plan.sections import sections
+from aotair.plan.search import canonical, greedy, packing
+from aotair.plan.search.arena import Interval, Plan, plan_arena
+from aotair.plan.search.peaks import held, peak
+from aotair.plan.search.sections import sections
 
 intervals = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 15)).map(

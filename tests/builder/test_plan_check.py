@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from aotair.plan.arena import Interval, Plan, plan_arena
 from aotair.plan.check import violations
+from aotair.plan.search.arena import Interval, Plan, plan_arena
 
 
 def random_set(generator: random.Random) -> list[Interval]:

@@ -7,9 +7,9 @@ from cases import recipe
 import aotair
 from aotair.builder import build_with_summary
 from aotair.errors import ModelError, RecipeError
-from aotair.quantize import Int8Linear, quantize
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
+from aotair.model.load import load_model
+from aotair.model.quantize import Int8Linear, quantize
+from aotair.recipe.recipe import parse_recipe
 from aotair.summary import Listener
 
 BLOCK = recipe(

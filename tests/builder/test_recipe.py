@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from aotair.errors import RecipeError
-from aotair.recipe import Recipe, parse_recipe, read_recipe
+from aotair.recipe.recipe import Recipe, parse_recipe, read_recipe
 
 GOOD = {
     "name": "m",
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_there():
 
 
 def test_config_refuses_unknown_names_and_wrong_types_at_assignment():
-    from aotair.config import CompilerConfig
+    from aotair.recipe.config import CompilerConfig
 
     config = CompilerConfig()
     config.debug.aclgraph.enable_output_clone = True

@@ -104,12 +104,12 @@ def test_padding_with_anything_is_tried_with_nan(tmp_path: Path):
 
 def test_a_wrong_program_is_caught(tmp_path: Path, monkeypatch):
     """The proof is worth something: a lowering that changes numbers stops the build."""
-    from aotair.graph import lower
+    from aotair.lower import lowerings
 
     def wrong(build, x, weight, bias=None):
         return build.call(torch.ops.aten.mm.default, x, build.call(torch.ops.aten.t.default, weight))
 
-    monkeypatch.setitem(lower.LOWERINGS, torch.ops.aten.linear.default, wrong)
+    monkeypatch.setitem(lowerings.LOWERINGS, torch.ops.aten.linear.default, wrong)
     with pytest.raises(ProofError, match="is not the original model's"):
         aotair.build(RECIPES["linear"], tmp_path / "out.aotair")
     assert list(tmp_path.iterdir()) == []

@@ -10,17 +10,17 @@ import pytest
 from cases import RECIPES, ROOT
 
 import aotair
-from aotair import passes
-from aotair.export import export
+from aotair.export.export import export
+from aotair.model.load import load_model, with_functions
+from aotair.passes import pipeline
 from aotair.passes.observer import Observer
 from aotair.plan.picture import Peak, Picture, Strip, peak
 from aotair.program import Built, build_program
-from aotair.recipe import parse_recipe, read_recipe
+from aotair.recipe.recipe import parse_recipe, read_recipe
 from aotair.report import arena
 from aotair.report.page import page
-from aotair.source import load_model, with_functions
-from aotair.targets import Target
-from aotair_runtime.schema import Space
+from aotair.target.target import Target
+from aotair_runtime.format.schema import Space
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["encoder", "linear", "counter", "swap", "cache", "structured", "views", "streams", "branches", "halves"]
@@ -28,7 +28,7 @@ NAMES = ["encoder", "linear", "counter", "swap", "cache", "structured", "views",
 
 def planned(recipe) -> Built:
     exported = export(load_model(recipe), recipe)
-    passes.apply(exported.module, with_functions(recipe), Observer(Target("cpu"), None))
+    pipeline.apply(exported.module, with_functions(recipe), Observer(Target("cpu"), None))
     return build_program([exported], recipe, lambda *_: None)
 
 

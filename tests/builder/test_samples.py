@@ -9,13 +9,13 @@ from torch import nn
 
 import aotair
 from aotair.errors import ProofError, RecipeError
-from aotair.least import with_least_sizes
-from aotair.recipe import InputPart, parse_recipe
-from aotair.samples import random_inputs
-from aotair.source import load_model
-from aotair_runtime.artifact import read_program
+from aotair.model.load import load_model
+from aotair.model.samples import random_inputs
+from aotair.model.smallest_sizes import with_least_sizes
+from aotair.recipe.recipe import InputPart, parse_recipe
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ShapeError
-from aotair_runtime.text import summary
+from aotair_runtime.format.text import summary
 
 X = {"shape": ["n", "s"], "dtype": "float32", "pad": 0}
 

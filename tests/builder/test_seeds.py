@@ -16,7 +16,7 @@ import torch
 
 import aotair
 from aotair.ops import npu  # noqa: F401  (the ops of torch_npu, where it is absent)
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 
 CPU = {"device": "cpu"}
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotair.builder import plan
-from aotair.plan.arena import plan_arena
 from aotair.plan.check import violations
 from aotair.plan.interval import Interval
+from aotair.plan.search.arena import plan_arena
 from aotair.plan.shared import Interface, shared_places
 
 

@@ -4,17 +4,16 @@ import torch
 from cases import RECIPES
 from graphs import run_pass, targets, trace
 
-from aotair import passes
-from aotair.export import export
+from aotair.export.export import export
 from aotair.graph.show import show
-from aotair.graph.specialise import specialise
-from aotair.passes import remove_dead_code, remove_noop_ops
+from aotair.lower.specialise import specialise
+from aotair.model.load import load_model
+from aotair.passes import pipeline, remove_dead_code, remove_noop_ops
 from aotair.passes.observer import Observer
 from aotair.plan.lifetimes import lifetimes
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair.targets import Target
-from aotair_runtime.schema import Space
+from aotair.recipe.recipe import parse_recipe
+from aotair.target.target import Target
+from aotair_runtime.format.schema import Space
 
 
 def exported(name: str):
@@ -26,7 +25,7 @@ def test_every_stage_of_the_encoder_as_text(golden_text, tmp_path):
     recipe, result = exported("encoder")
     observer = Observer(Target("cpu"), dump=tmp_path)
     observer.stage("export", result.module)
-    passes.apply(result.module, recipe.config, observer)
+    pipeline.apply(result.module, recipe.config, observer)
     for file in sorted(tmp_path.iterdir()):
         golden_text(f"encoder_{file.name}", file.read_text())
     concrete = specialise(result.module, {"ids": (4, 8), "mask": (4, 8)}, "test")
@@ -57,7 +56,7 @@ def test_output_sizes_are_expressions_of_the_dimensions():
     _, result = exported("halves")
     (shape,) = result.outputs
     assert shape[0] == ("dim", 0) and shape[1] == 2
-    from aotair_runtime.sizes import evaluate
+    from aotair_runtime.format.sizes import evaluate
 
     for size in range(3, 40):
         assert evaluate(shape[2], (1, size)) == len(range(1, size, 2))
@@ -129,10 +128,10 @@ def test_dead_code_goes_and_effects_stay():
 def test_passes_change_nothing_the_second_time():
     for name in ("encoder", "cache", "views"):
         recipe, result = exported(name)
-        passes.apply(result.module, recipe.config, Observer(Target("cpu")))
+        pipeline.apply(result.module, recipe.config, Observer(Target("cpu")))
         once = show(result.module)
         observer = Observer(Target("cpu"))
-        passes.apply(result.module, recipe.config, observer)
+        pipeline.apply(result.module, recipe.config, observer)
         assert [record.rewrites for record in observer.records] == [0] * len(observer.records)
         assert show(result.module) == once
 
@@ -142,7 +141,7 @@ def test_an_option_switches_a_pass_off():
     recipe.config.experimental_config.remove_noop_ops = False
     observer = Observer(Target("cpu"))
     try:
-        passes.apply(result.module, recipe.config, observer)
+        pipeline.apply(result.module, recipe.config, observer)
         assert "remove_noop_ops" not in [record.name for record in observer.records]
     finally:
         recipe.config.experimental_config.remove_noop_ops = True

@@ -8,13 +8,13 @@ from cases import RECIPES
 from graphs import run_pass, targets, trace
 
 import aotair
-from aotair.config import CompilerConfig
 from aotair.errors import GraphError
 from aotair.graph.show import show
 from aotair.ops import air
 from aotair.passes import reinplace_inplaceable_ops, reinplace_input_mutated_ops, streams
-from aotair_runtime.artifact import read_program
-from aotair_runtime.schema import Form
+from aotair.recipe.config import CompilerConfig
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import Form
 
 ops = torch.ops.air
 

@@ -11,19 +11,19 @@ from nodes import for_device
 
 import aotair
 from aotair.errors import RecipeError, UnsupportedError
-from aotair.outs import out_variant
-from aotair.targets import Target
-from aotair_runtime.artifact import read_program
+from aotair.target.out_variants import out_variant
+from aotair.target.target import Target
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.artifact.requirements import check_requirements
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import RequirementError
-from aotair_runtime.requirements import check_requirements
-from aotair_runtime.schema import Form
+from aotair_runtime.format.schema import Form
 
 aten = torch.ops.aten
 
 
 def test_the_list_of_cuda_kernels_is_torchs_own():
-    assert (ROOT / "aotair" / "kernels" / "cuda.txt").read_text() == kernel_lists.cuda()
+    assert (ROOT / "aotair" / "target" / "kernels" / "cuda.txt").read_text() == kernel_lists.cuda()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "npu"])
@@ -71,6 +71,12 @@ def test_an_op_without_a_kernel_becomes_what_it_is_made_of(name, device, tmp_pat
     with aotair.load(path, device="cpu") as model:
         x = torch.randn(2, 4, 4, 4)
         torch.testing.assert_close(model(x), models.APART[name](x))
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_states_are_copied_into_on_every_device(device, tmp_path):
+    program = read_program(aotair.build(for_device("swap", device), tmp_path / "a.aotair"))
+    assert program.requirements.device == device and "aten::copy_" in {op.name for op in program.ops}
 
 
 def test_an_op_whose_parts_have_no_kernel_is_refused_when_it_is_built(tmp_path):

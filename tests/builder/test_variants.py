@@ -12,12 +12,12 @@ import aotair
 from aotair.builder import build_with_summary, plan
 from aotair.cli import main
 from aotair.errors import ProofError, UnsupportedError
-from aotair.export import export_at
-from aotair.guards import Assumptions, Size, guard_lines, solved
-from aotair.recipe import parse_recipe
+from aotair.export.export import export_at
+from aotair.export.guards import Assumptions, Size, guard_lines, solved
+from aotair.export.variants import export_buckets
+from aotair.model.load import load_model
+from aotair.recipe.recipe import parse_recipe
 from aotair.report.progress import Progress
-from aotair.source import load_model
-from aotair.variants import export_buckets
 
 
 class Chunk(torch.nn.Module):

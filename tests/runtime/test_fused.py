@@ -2,7 +2,7 @@
 
 import torch
 
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 
 FUSED = {
     "npu::npu_add_rms_norm",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotair_runtime.errors import MalformedError
-from aotair_runtime.golden import changes, take_changed
+from aotair_runtime.weights.golden import changes, take_changed
 
 
 @given(

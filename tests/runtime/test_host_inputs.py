@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import aotair
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, ShapeError
-from aotair_runtime.schema import HostArg
+from aotair_runtime.format.schema import HostArg
 
 
 def inputs(node, n: int, seed: int = 0):
@@ -137,7 +137,7 @@ def test_a_pool_that_grows_and_a_second_model(node, reference):
 
 
 def test_timing_without_replays_and_golden_numbers(node):
-    from aotair_runtime.golden import replay_golden
+    from aotair_runtime.weights.golden import replay_golden
 
     model = node.load("decode")
     assert all(result.within for result in replay_golden(model))

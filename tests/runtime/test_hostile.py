@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aotair
-from aotair_runtime import codec
-from aotair_runtime.artifact import digest, read_program
+from aotair_runtime.artifact.open import digest, read_program
 from aotair_runtime.errors import (
     AlteredError,
     ArtifactError,
@@ -30,7 +29,8 @@ from aotair_runtime.errors import (
     RequirementError,
     TruncatedError,
 )
-from aotair_runtime.schema import (
+from aotair_runtime.format import codec
+from aotair_runtime.format.schema import (
     MAGIC,
     Constant,
     Dim,
@@ -108,7 +108,7 @@ def test_any_altered_byte(copy: Path, name: str):
 
 
 def test_altered_golden_tensors_do_not_stop_a_load_but_a_verification(copy: Path):
-    from aotair_runtime.golden import replay_golden
+    from aotair_runtime.weights.golden import replay_golden
 
     file = copy / "golden.safetensors"
     data = bytearray(file.read_bytes())
@@ -149,7 +149,7 @@ def test_weights_that_are_not_the_programs(copy: Path):
 @pytest.mark.parametrize("name", ["../weights.safetensors", "/etc/passwd", "weights.safetensors/../x", ""])
 def test_files_outside_the_directory_are_not_even_looked_for(copy: Path, name: str, monkeypatch):
     rewrite(copy, lambda p: replace(p, files=(replace(p.files[0], name=name), *p.files[1:])))
-    monkeypatch.setattr("aotair_runtime.artifact.check_file", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("aotair_runtime.artifact.open.check_file", lambda *_: pytest.fail("looked"))
     with pytest.raises(MalformedError, match="files"):
         aotair.load(copy)
 
@@ -423,7 +423,7 @@ def test_any_plain_data_is_refused_cleanly(data):
 @given(st.data())
 def test_one_changed_value_anywhere_is_refused_or_harmless(built, data):
     """Walk to a random place of the decoded program and put something else there; never anything but our errors."""
-    from aotair_runtime.check import check_program
+    from aotair_runtime.format.rules import check_program
 
     body = msgpack.unpackb(msgpack.unpackb((built("encoder") / "program.msgpack").read_bytes())[3])
     at = body

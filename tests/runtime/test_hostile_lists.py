@@ -10,10 +10,10 @@ import torch
 from cases import RECIPES
 
 import aotair
-from aotair_runtime import codec
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArtifactError, CaptureError, MalformedError, RequirementError
-from aotair_runtime.schema import Arg, Form, HostArg, Op, Program, Space, TensorArg, WorkspaceArg
+from aotair_runtime.format import codec
+from aotair_runtime.format.schema import Arg, Form, HostArg, Op, Program, Space, TensorArg, WorkspaceArg
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from cases import MODELS, RECIPES, recipe
 from nodes import Node
 
 import aotair
-from aotair.recipe import parse_recipe
-from aotair.source import load_model
-from aotair_runtime import codec
-from aotair_runtime.artifact import digest, open_artifact, read_program
+from aotair.model.load import load_model
+from aotair.recipe.recipe import parse_recipe
+from aotair_runtime.artifact.open import digest, open_artifact, read_program
 from aotair_runtime.errors import ClosedError, WeightsError
+from aotair_runtime.format import codec
 
 
 def moved(name: str, by: float = 0.5, **model: object) -> torch.nn.Module:
@@ -265,7 +265,7 @@ def test_whatever_fails_in_the_middle_is_taken_back(node, tmp_path: Path, monkey
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aotair_runtime.swap.replay_bucket", fail)
+    monkeypatch.setattr("aotair_runtime.weights.swap.replay_bucket", fail)
     with pytest.raises(KeyboardInterrupt):
         model.load_weights(saved(moved("encoder"), tmp_path / "w.safetensors"))
     assert texts(model) == before
@@ -273,8 +273,8 @@ def test_whatever_fails_in_the_middle_is_taken_back(node, tmp_path: Path, monkey
 
 def test_a_model_that_cannot_be_put_back_is_closed(node, tmp_path: Path, monkeypatch):
     model = node.load("linear")
-    monkeypatch.setattr("aotair_runtime.swap.same_bytes", lambda _: False)
-    monkeypatch.setattr("aotair_runtime.swap.replay_bucket", lambda *_: 1 / 0)
+    monkeypatch.setattr("aotair_runtime.weights.swap.same_bytes", lambda _: False)
+    monkeypatch.setattr("aotair_runtime.weights.swap.replay_bucket", lambda *_: 1 / 0)
     with pytest.raises(WeightsError, match="the model is closed"):
         model.load_weights(saved(moved("linear"), tmp_path / "w.safetensors"))
     with pytest.raises(ClosedError):

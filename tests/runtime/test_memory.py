@@ -8,7 +8,7 @@ import torch
 
 import aotair
 from aotair_runtime.errors import ArgumentError, MemoryBudgetError, OutOfMemoryError
-from aotair_runtime.promise import Terms, promise, refuse_beyond, segment, what_fits
+from aotair_runtime.memory.promise import Terms, promise, refuse_beyond, segment, what_fits
 
 MIB = 1 << 20
 

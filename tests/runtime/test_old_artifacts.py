@@ -6,7 +6,7 @@ import pytest
 from cases import ROOT
 
 import aotair
-from aotair_runtime.golden import replay_golden
+from aotair_runtime.weights.golden import replay_golden
 
 OLD = sorted(path for path in (ROOT / "tests" / "artifacts").glob("*/*") if path.is_dir())
 

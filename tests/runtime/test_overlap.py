@@ -12,7 +12,7 @@ import aotair
 from aotair.builder import plan
 from aotair.errors import RecipeError
 from aotair_runtime.errors import ArgumentError, OutputHeldWarning, ShapeError
-from aotair_runtime.overlap import Spans, destroyed, same_place, span
+from aotair_runtime.memory.overlap import Spans, destroyed, same_place, span
 
 
 def want(name: str, *inputs: torch.Tensor, entry: str = "forward", states: dict | None = None) -> list[torch.Tensor]:

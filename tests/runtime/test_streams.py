@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aotair
-from aotair_runtime import codec
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import MalformedError
-from aotair_runtime.schema import Form, Instruction, Op, Space, TensorArg
-from aotair_runtime.streams import stream_fault
+from aotair_runtime.format import codec
+from aotair_runtime.format.schema import Form, Instruction, Op, Space, TensorArg
+from aotair_runtime.format.stream_rules import stream_fault
 
 
 def work(stream: int) -> Instruction:

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import aotair
 from aotair.errors import UnsupportedError
-from aotair.graph.specialise import GraphBuilder, Nodes, _expanded, _takes
+from aotair.lower.graph_builder import GraphBuilder
+from aotair.lower.specialise import Nodes, _expanded, _takes
 
 NPU = Nodes("npu")
 X, I = torch.rand(2, 4, 4, 4) + 0.1, torch.arange(24).view(2, 3, 4) % 5 + 1  # noqa: E741

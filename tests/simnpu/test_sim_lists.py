@@ -4,5 +4,5 @@ from cases import ROOT
 
 
 def test_the_list_of_kernels_is_that_of_the_wheel(npu_kernels: str):
-    file = ROOT / "aotair" / "kernels" / "npu.txt"
+    file = ROOT / "aotair" / "target" / "kernels" / "npu.txt"
     assert file.read_text() == npu_kernels, "make it again with tests/kernel_lists.py"

@@ -8,11 +8,11 @@ import simnpu
 import torch
 
 import aotair
-from aotair_runtime import codec
-from aotair_runtime.artifact import read_program
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import AotairError, CaptureError
-from aotair_runtime.schema import Form, Instruction, Space
+from aotair_runtime.format import codec
+from aotair_runtime.format.schema import Form, Instruction, Space
 
 
 @pytest.fixture

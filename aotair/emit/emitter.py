@@ -1,0 +1,292 @@
+"""From a planned bucket to plain data: tensors and instructions, with what buckets have in common stored once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx.node import Node
+
+from aotair_runtime.format.schema import (
+    Arg,
+    Bucket,
+    DeviceArg,
+    DTypeArg,
+    Form,
+    Fresh,
+    HostArg,
+    Instruction,
+    Layout,
+    LayoutArg,
+    MemoryFormatArg,
+    Op,
+    Placement,
+    Space,
+    TensorArg,
+    WorkspaceArg,
+)
+from aotair_runtime.format.torch_names import dtype
+
+from ..errors import UnsupportedError
+from ..graph.streams import RECORD, stream_of
+from ..graph.user_line import source
+from ..lower.lowerings import COPIES, FILLS, UNINITIALISED
+from ..ops.host import SUFFIX, vendor
+from ..plan.lifetimes import Home, Lifetimes
+from ..plan.search.arena import Plan
+from ..target.out_variants import out_variant
+from ..target.target import Target
+from . import slices
+
+_aten = torch.ops.aten
+
+
+class Table:
+    """Values by number, each stored once."""
+
+    def __init__(self):
+        self._numbers: dict[str, int] = {}
+        self._values: list = []
+
+    def number(self, value: object) -> int:
+        # By text: 1, 1.0 and True are equal in Python and different arguments of an op.
+        number = self._numbers.setdefault(repr(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return number
+
+    def values(self) -> list:
+        return self._values
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What all buckets and entry points of a program share. `constants` and `states` hold the model's names."""
+
+    ops: Table = field(default_factory=Table)
+    layouts: Table = field(default_factory=Table)
+    instructions: Table = field(default_factory=Table)
+    constants: Table = field(default_factory=Table)
+    states: Table = field(default_factory=Table)
+
+
+def emit(
+    graph: torch.fx.Graph,
+    lives: Lifetimes,
+    plan: Plan,
+    tables: Tables,
+    names: Mapping[str, str],
+    inputs: Sequence[str],
+    sizes: tuple[int, ...],
+    target: Target,
+    hosts: Sequence[str] = (),
+) -> Bucket:
+    """The program of one bucket.
+
+    `names` gives the constant's or state's name in `tables` for each placeholder that is one; `inputs` are the
+    placeholders of the call's inputs, in order, `hosts` those of host inputs.
+    """
+    return _Emitter(graph, lives, plan, tables, names, inputs, target, hosts).bucket(sizes)
+
+
+class _Emitter:
+    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names, inputs, target, hosts):
+        self._target, self._hosts, self._updated = target, hosts, 0
+        self._graph, self._lives, self._plan, self._tables = graph, lives, plan, tables
+        self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self._names, self._inputs = names, list(inputs)
+        self._tensors = Table()
+        self._fresh: dict[tuple[int, int], tuple[int, int]] = {}  # by op and stream: bytes and calls
+
+    def bucket(self, sizes: tuple[int, ...]) -> Bucket:
+        by_name = {node.name: node for node in self._placeholders}
+        inputs = tuple(self._tensor(by_name[name]) for name in self._inputs)
+        code, events = [], 0
+        for node in self._lives.launches:
+            code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
+            events = max(events, node.meta.get("event", -1) + 1)
+        streams = self._graph.output_node().meta.get("streams", 1)
+        priorities = self._graph.output_node().meta.get("priorities", ())
+        outputs = tuple(self._tensor(node) for node in self._graph.output_node().args[0])
+        return Bucket(
+            sizes,
+            tuple(self._tensors.values()),
+            inputs,
+            outputs,
+            tuple(code),
+            self._plan.height,
+            self._plan.lower_bound,
+            None,
+            tuple(self._copy_offset(by_name[name]) for name in self._inputs),
+            streams,
+            events,
+            priorities if any(priorities) else (),
+            tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in sorted(self._fresh.items())),
+            self._updated,
+        )
+
+    def _copy_offset(self, placeholder: Node) -> int:
+        interval = self._lives.copies.get(self._placeholders.index(placeholder))
+        return -1 if interval is None else self._plan.offsets[interval]
+
+    def _instructions(self, node: Node) -> Iterator[Instruction]:
+        op = node.target
+        if "event" in node.meta:
+            form = Form.RECORD if op is RECORD else Form.WAIT
+            yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
+            return
+        if op in UNINITIALISED:
+            return
+        if op in COPIES or op in FILLS:
+            yield self._fill_or_copy(node)
+            return
+        if self._target.kind == "npu" and vendor(op) is not None:
+            yield self._with_lists(node)
+            return
+        args = tuple(self._arg(arg) for arg in node.args)
+        kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
+        out = out_variant(op, self._target)
+        if out is None and not self._target.runs(op):
+            raise UnsupportedError(
+                f"the op {op} has no kernel on {self._target.kind}{source(node)}",
+                fix="write it with other ops: it would run on the host, which a capture cannot record",
+            )
+        if op._schema.is_mutable and not any(r.alias_info is None for r in op._schema.returns):
+            yield self._make(op, Form.EFFECT, args, kwargs, (), node)
+        elif op._schema.is_mutable:
+            fresh = [result.alias_info is None for result in op._schema.returns]
+            outs = tuple(n if wanted else -1 for n, wanted in zip(self._results(node), fresh))
+            yield self._copied(op, args, kwargs, outs, node, _nbytes(node, fresh))
+        elif out is not None:
+            takes = {argument.name for argument in out._schema.arguments}
+            kept = {name: value for name, value in kwargs.items() if name in takes}
+            yield self._make(out, Form.OUT, args, kept, self._results(node), node)
+        elif self._target.sliced_calls and (sliced := slices.sliced_arguments(node)) and len(slices.bounds(node)) > 1:
+            yield from self._chunked(node, sliced, args, kwargs)
+        else:
+            yield self._copied(op, args, kwargs, self._results(node), node, _nbytes(node))
+
+    def _with_lists(self, node: Node) -> Instruction:
+        """A call whose lengths are host arguments."""
+        found = vendor(node.target)
+        kwargs: dict[str, Arg] = {}
+        for name, value in node.kwargs.items():
+            if name.endswith(SUFFIX) and isinstance(value, Node):
+                kwargs[name.removesuffix(SUFFIX)] = self._host_arg(node, value)
+            elif not name.endswith(SUFFIX):
+                kwargs[name] = self._arg(value)
+        measure = self._tables.ops.number(Op(found.workspace.name(), str(found.workspace._schema)))
+        kwargs["workspace"] = WorkspaceArg(measure)
+        self._updated += 1
+        return self._make(found.out, Form.OUT, tuple(map(self._arg, node.args)), kwargs, self._results(node), node)
+
+    def _host_arg(self, node: Node, value: Node) -> HostArg:
+        if value.op != "placeholder" or value.name not in self._hosts:
+            raise UnsupportedError(
+                f"lengths of {node.target} are no host input{source(node)}", got=str(value),
+                expected="an input with host: true, as it came: what the graph computes, a replay cannot replace",
+            )  # fmt: skip
+        return HostArg(self._inputs.index(value.name))
+
+    def _copied(self, op, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node, nbytes: int) -> Instruction:
+        """A call whose fresh results, of `nbytes` in all, are copied to their places."""
+        made = self._make(op, Form.COPY, args, kwargs, outs, node)
+        most, calls = self._fresh.get((made.op, made.stream), (0, 0))
+        self._fresh[made.op, made.stream] = (max(most, nbytes), calls + 1)
+        return made
+
+    def _fill_or_copy(self, node: Node) -> Instruction:
+        target = TensorArg(self._tensor(node))
+        if node.target in COPIES:
+            source = self._arg(node.args[COPIES[node.target]])
+            return self._make(_aten.copy_.default, Form.EFFECT, (target, source), {}, (), node)
+        return self._make(_aten.fill_.Scalar, Form.EFFECT, (target, _fill_value(node)), {}, (), node)
+
+    def _chunked(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
+        names = [argument.name for argument in node.target._schema.arguments]
+        for start, stop in slices.bounds(node):
+            cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
+            outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
+            cut_args, cut_kwargs = tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}
+            nbytes = _nbytes(node) // node.meta["val"].shape[0] * (stop - start)
+            yield self._copied(node.target, cut_args, cut_kwargs, outs, node, nbytes)
+
+    def _rows(self, number: int, start: int, stop: int) -> TensorArg:
+        """A tensor's rows from `start` to `stop`, as a tensor of its own in the same memory."""
+        whole = self._tensors.values()[number]
+        layout = self._tables.layouts.values()[whole.layout]
+        offset = whole.offset + start * layout.strides[0] * dtype(layout.dtype).itemsize
+        rows = Layout(layout.dtype, (stop - start, *layout.shape[1:]), layout.strides)
+        number = self._tables.layouts.number(rows)
+        return TensorArg(self._tensors.number(Placement(whole.space, whole.index, offset, number)))
+
+    def _results(self, node: Node) -> tuple[int, ...]:
+        value = node.meta["val"]
+        count = len(value) if isinstance(value, (tuple, list)) else 1
+        return tuple(self._result(node, position) for position in range(count))
+
+    def _make(self, op, form: Form, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node) -> Instruction:
+        number = self._tables.ops.number(Op(op.name(), str(op._schema)))
+        return Instruction(number, int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
+
+    def _arg(self, arg: object) -> Arg:
+        if isinstance(arg, Node):
+            return TensorArg(self._tensor(arg))
+        if isinstance(arg, (tuple, list)):
+            return tuple(self._arg(item) for item in arg)
+        if isinstance(arg, torch.dtype):
+            return DTypeArg(str(arg).removeprefix("torch."))
+        if isinstance(arg, torch.memory_format):
+            return MemoryFormatArg(str(arg).removeprefix("torch."))
+        if isinstance(arg, torch.layout):
+            return LayoutArg(str(arg).removeprefix("torch."))
+        if isinstance(arg, torch.device):
+            return DeviceArg()
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        raise UnsupportedError(f"an argument of the type {type(arg).__name__} cannot be stored")
+
+    def _result(self, node: Node, position: int) -> int:
+        home = self._lives.homes.get((node, position))
+        if home is None:
+            return -1
+        value = node.meta["val"]
+        return self._number(home, value[position] if isinstance(value, (tuple, list)) else value)
+
+    def _tensor(self, node: Node) -> int:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(f"{node.name} is used as a tensor but is a {type(value).__name__}{source(node)}")
+        return self._number(self._lives.home(node), value)
+
+    def _number(self, home: Home, value: torch.Tensor) -> int:
+        layout = Layout(str(value.dtype).removeprefix("torch."), tuple(value.shape), tuple(value.stride()))
+        index, offset = self._address(home)
+        number = self._tables.layouts.number(layout)
+        return self._tensors.number(Placement(int(home.root.space), index, offset, number))
+
+    def _address(self, home: Home) -> tuple[int, int]:
+        space, index = home.root.space, home.root.index
+        if space == Space.ARENA:
+            return 0, self._plan.offsets[index] + home.offset
+        name = self._placeholders[index].name
+        if space in (Space.CALLER, Space.INPUT):
+            return self._inputs.index(name), home.offset
+        table = self._tables.constants if space == Space.CONSTANT else self._tables.states
+        return table.number(self._names[name]), home.offset
+
+
+def _nbytes(node: Node, fresh: Sequence[bool] | None = None) -> int:
+    """The bytes of a call's results, or of those that are `fresh`."""
+    value = node.meta["val"]
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    kept = values if fresh is None else [item for item, new in zip(values, fresh) if new]
+    return sum(item.numel() * item.element_size() for item in kept if isinstance(item, torch.Tensor))
+
+
+def _fill_value(node: Node) -> Arg:
+    value = FILLS[node.target]
+    if not isinstance(value, str):
+        return value
+    names = [argument.name for argument in node.target._schema.arguments]
+    position = names.index(value)
+    return node.args[position] if position < len(node.args) else node.kwargs[value]

@@ -1,0 +1,81 @@
+"""What does a program follow from, weights apart? Two builds with equal origins would make equal programs."""
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import aotair_runtime
+from aotair_runtime.format.schema import Origin
+
+from . import fusion
+from .export.export import Exported
+from .graph.show import show
+from .recipe.config import CompilerConfig
+from .recipe.recipe import Recipe
+
+_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+# What may differ between two checkpoints of one architecture, or is for people.
+_FREE = {
+    "name": True,
+    "model": {"weights": True},
+    "verify": {"seed": True},
+    "config": {"mode": True, "aclgraph_config": True, "debug": {"graph_dump": True}, **dict.fromkeys(_PASSES, True)},
+}
+
+
+def origin_of(exported: Sequence[Exported], recipe: Recipe, rules: Sequence[fusion.Rule], limits: object) -> Origin:
+    """Of graphs as they were exported, before any pass. `recipe` has its passes imported, `rules` are those it brings,
+    `limits` is what else keeps passes from running. Empty, and so like no other, where the source of one is not found,
+    or where the model was given as an object.
+    """
+    if recipe.model_object is not None:
+        return Origin()
+    try:
+        code = _digest("\n".join(_sources(recipe.config, rules)))
+    except (OSError, TypeError):
+        return Origin()
+    versions = f"torch {torch.__version__}, aotair {aotair_runtime.__version__}"
+    plain = recipe.model_dump(mode="json", exclude=_FREE)
+    text = json.dumps([plain, repr(limits)], sort_keys=True, ensure_ascii=True)
+    graphs = "\n".join(line for graph in exported for line in _graph(graph))
+    return Origin(versions, _digest(text), code, _digest(graphs))
+
+
+def _graph(exported: Exported) -> Iterator[str]:
+    """The graph's text, which tensors of the model its placeholders are, and how these lie in memory."""
+    yield show(exported.module)
+    for kind, tensors in (("constant", exported.constants), ("state", exported.states)):
+        for placeholder, item in tensors.items():
+            group, found = exported.names.group(item.name), item.tensor
+            yield f"{kind} {placeholder} {exported.names.kind(item.name)} {group} {tuple(found.shape)} {found.stride()}"
+    plain = (dict(exported.inputs), exported.outputs, exported.structure, tuple(exported.names.tied), exported.defaults)
+    yield repr(plain)
+
+
+def _sources(config: CompilerConfig, rules: Sequence[fusion.Rule]) -> Iterator[str]:
+    """The user's own code that changes the graph: the files of passes, and the files and patterns of rules."""
+    for option in _PASSES:
+        function = getattr(config, option)
+        yield f"{option} {'' if function is None else _file_of(function)}"
+    for rule in (*rules, *fusion.registered()):
+        for variant in rule.variants:
+            yield f"{rule.name} {_file_of(variant.search_fn)} {variant.looks} {variant.does}"
+
+
+def _file_of(function: Callable) -> str:
+    inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    inner = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
+    return f"{inner.__qualname__} {_bytes(Path(inspect.getfile(inner)))}"
+
+
+def _bytes(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

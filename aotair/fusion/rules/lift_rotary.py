@@ -1,0 +1,85 @@
+"""A rotary embedding by rotated halves -> npu_rotary_mul."""
+
+import torch
+
+from ..matcher import KeywordArg, PatternExpr, call, part
+from ..rule import Fused, Rule
+from .npu import HALVES, dtype_text, same, val
+
+_aten, _npu = torch.ops.aten, torch.ops.npu
+_X, _COS, _SIN = KeywordArg("x"), KeywordArg("cos"), KeywordArg("sin")
+_WIDE, _MANY = 896, 1000  # the last dimension, batch and heads are less
+# Which of the first three dimensions cosines and sines have in full; the others are 1. For x as (batch, heads,
+# sequence), (batch, sequence, heads) and (sequence, batch, heads).
+_LAYOUTS = frozenset({(0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 0), (1, 1, 0), (1, 0, 0)})
+
+
+def _half(number: int) -> PatternExpr:
+    return call(_aten.slice.Tensor, _X, *(KeywordArg(f"{name}{number}") for name in ("dim", "start", "end")))
+
+
+_FIRST, _SECOND = _half(1), _half(2)
+_SPLIT = call(_aten.split.Tensor, _X, KeywordArg("size"), KeywordArg("dim1"))
+
+
+def _sums(first: PatternExpr, second: PatternExpr) -> list[PatternExpr]:
+    """x * cos + turned * sin with the arguments of each op in either order."""
+    mul, turned = _aten.mul.Tensor, call(_aten.cat.default, [call(_aten.neg.default, second), first], KeywordArg("dim"))
+    ahead = [call(mul, _X, _COS), call(mul, _COS, _X)]
+    around = [call(mul, turned, _SIN), call(mul, _SIN, turned)]
+    return [call(_aten.add.Tensor, *pair) for a in ahead for b in around for pair in ((a, b), (b, a))]
+
+
+def _check_slices(x, cos, sin, first, second, dim, dim1, dim2, start1, start2) -> str | None:
+    half = val(x).shape[-1] // 2
+    if (val(first).shape[-1], val(second).shape[-1], start1, start2) != (half, half, 0, half):
+        return f"the last dimension of {x.name} is not cut into halves"
+    return _refuses(x, cos, sin, dim, dim1, dim2)
+
+
+def _check_split(x, cos, sin, size, dim, dim1) -> str | None:
+    if val(x).shape[-1] != 2 * size:
+        return f"the last dimension of {x.name} is not split into halves"
+    return _refuses(x, cos, sin, dim, dim1)
+
+
+def _refuses(x, cos, sin, *dims: int) -> str | None:
+    rank, width = val(x).dim(), val(x).shape[-1]
+    if rank != 4:
+        return f"{x.name} has {rank} dimensions, npu_rotary_mul takes 4"
+    if {dim % rank for dim in dims} != {rank - 1}:
+        return "what is turned is not the last dimension"
+    if val(x).dtype not in (*HALVES, torch.float32):
+        return f"{x.name} is {dtype_text(x)}"
+    if not isinstance(width, int) or width % 2 or width >= _WIDE:
+        return f"the last dimension of {x.name}, {width}, is not an even number below {_WIDE}"
+    if any(isinstance(size, int) and size >= _MANY for size in val(x).shape[:2]):
+        return f"{x.name} has {list(val(x).shape[:2])} batches and heads, the kernel takes less than {_MANY}"
+    for node in (cos, sin):
+        if val(node).dtype != val(x).dtype:
+            return f"{node.name} is {dtype_text(node)} and {x.name} is {dtype_text(x)}"
+        if val(node).dim() != 4 or val(node).shape[-1] != width or not _spread(val(node).shape, val(x).shape):
+            return f"{node.name} has the shape {list(val(node).shape)} for {x.name} of {list(val(x).shape)}"
+    return None if all(map(same, val(cos).shape, val(sin).shape)) else f"{cos.name} and {sin.name} differ in shape"
+
+
+def _spread(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether the kernel takes cosines of `shape` for a tensor of the shape `whole`."""
+    full = [same(one, other) for one, other in zip(shape[:3], whole[:3])]
+    ones = [same(one, 1) for one in shape[:3]]
+    return any(all(f if wanted else o for f, o, wanted in zip(full, ones, layout)) for layout in _LAYOUTS)
+
+
+def _replace(x, cos, sin):
+    return (_npu.npu_rotary_mul.default(x, cos, sin),)
+
+
+def _variants() -> tuple[Fused, ...]:
+    slices = {"first": _FIRST, "second": _SECOND}
+    return (
+        *(Fused(pattern, _replace, _check_slices, slices) for pattern in _sums(_FIRST, _SECOND)),
+        *(Fused(pattern, _replace, _check_split) for pattern in _sums(part(_SPLIT, 0), part(_SPLIT, 1))),
+    )
+
+
+RULE = Rule("lift_rotary", "x * cos + rotate_half(x) * sin -> npu_rotary_mul", _variants(), lifts=True)

@@ -1,0 +1,49 @@
+"""silu(gate) * up -> npu_swiglu."""
+
+import torch
+
+from ..matcher import KeywordArg, PatternExpr, call, commutes, part
+from ..rule import Fused, Rule
+from .npu import HALVES, dtype_text, same, val
+
+_aten, _npu = torch.ops.aten, torch.ops.npu
+_DTYPES = (*HALVES, torch.float32)
+
+
+def _gated(gate: PatternExpr, up: PatternExpr) -> tuple[PatternExpr, ...]:
+    """The product with its arguments in either order."""
+    return commutes(_aten.mul.Tensor, call(_aten.silu.default, gate), up).choices
+
+
+def _check(gate, up) -> str | None:
+    for node in (gate, up):
+        if val(node).dtype not in _DTYPES:
+            return f"{node.name} is {dtype_text(node)}"
+    if val(gate).dtype != val(up).dtype:
+        return f"{gate.name} is {dtype_text(gate)} and {up.name} is {dtype_text(up)}"
+    if val(gate).dim() == 0 or val(gate).dim() != val(up).dim() or not all(map(same, val(gate).shape, val(up).shape)):
+        return f"{gate.name} and {up.name} have different shapes: {list(val(gate).shape)} and {list(val(up).shape)}"
+    return None
+
+
+def _check_halves(x, size, dim) -> str | None:
+    if dim % val(x).dim() != val(x).dim() - 1 or val(x).shape[-1] != 2 * size:
+        return f"{x.name} is not split into halves of its last dimension"
+    return None if val(x).dtype in _DTYPES else f"{x.name} is {dtype_text(x)}"
+
+
+def _replace(gate, up):
+    return (_npu.npu_swiglu.default(torch.cat([gate, up], -1), -1),)
+
+
+def _replace_halves(x):
+    return (_npu.npu_swiglu.default(x, -1),)
+
+
+def _variants() -> tuple[Fused, ...]:
+    halves = call(_aten.split.Tensor, KeywordArg("x"), KeywordArg("size"), KeywordArg("dim"))
+    whole = [Fused(p, _replace_halves, _check_halves) for p in _gated(part(halves, 0), part(halves, 1))]
+    return (*whole, *(Fused(p, _replace, _check) for p in _gated(KeywordArg("gate"), KeywordArg("up"))))
+
+
+RULE = Rule("lift_swiglu", "silu(gate) * up -> npu_swiglu", _variants(), lifts=True)

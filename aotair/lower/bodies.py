@@ -1,0 +1,131 @@
+"""Ops that a node lacks, custom ones and torch's own without a kernel on its device, as the ops that they are made of.
+
+A kernel that is made of torch's ops (Python registered with torch.library, or composites) is run on fake tensors with a
+bucket's sizes, and the calls that it makes stand for it. A kernel that reads values cannot be run so; of those that are
+met in libraries `_SAME` says what they compute.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree
+
+from aotair_runtime.artifact.ops import NAMESPACES
+
+from ..graph.fake import quiet_torch
+
+_aten = torch.ops.aten
+_WITHOUT_KERNELS = "IPU"  # a device that torch knows by name and nobody has kernels for
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_ALIGNED = 16  # bytes that divide the strides of the factors, or the kernel refuses them
+
+
+class NoBody(Exception):
+    """The kernel cannot be run on fake tensors; the message says why."""
+
+
+def body(
+    mode: FakeTensorMode, op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, device: str, pure: bool = True
+) -> torch.fx.GraphModule:
+    """The calls that `op` makes on these fake arguments, as a graph whose placeholders are their tensors in order; what
+    it writes into an argument is copied there at the end. `device`: the kind that the program is for. Without `pure`
+    the calls are those that the kernel makes, writes into its own memory included. Raises NoBody."""
+    reasons = []
+    for function in _functions(op, device) if pure else _kernel(op):
+        try:
+            return _traced(mode, op, function, args, kwargs, pure)
+        except Exception as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            reasons.append(first if isinstance(error, NoBody) else f"{type(error).__name__}: {first}")
+    raise NoBody("; ".join(reasons) or "it has none")
+
+
+def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable]:
+    """What computes the same as `op` with other ops, the first choice first."""
+    if (known := _SAME.get(op.name())) is not None:
+        yield functools.partial(known, device)
+        return
+    yield from _kernel(op)
+    if op in decomposition_table:
+        yield decomposition_table[op]
+
+
+def _kernel(op: torch._ops.OpOverload) -> Iterator[Callable]:
+    # Of torch's own, what a device without a kernel runs; of a custom op, the host's kernel.
+    key = _WITHOUT_KERNELS if op.namespace == "aten" else "CPU"
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
+        yield functools.partial(torch.library.get_kernel(op.name(), key).call_boxed, _CPU)
+
+
+def _traced(
+    mode: FakeTensorMode, op: torch._ops.OpOverload, function: Callable, args: tuple, kwargs: Mapping, pure: bool
+) -> torch.fx.GraphModule:
+    leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def run(*tensors: Tensor) -> object:
+        given = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        own_args, own_kwargs = _pytree.tree_unflatten(given, spec)
+        return function(*own_args, **own_kwargs)
+
+    fakes = [leaves[place] for place in places]
+    with mode, torch.no_grad(), quiet_torch():
+        made = make_fx(run)(*fakes)
+        if not pure:
+            return made
+        if made.graph.find_nodes(op="get_attr"):
+            raise NoBody("it holds a tensor of its own")
+        # The kernel's calls, not the kernel: it may look into tensors, and these are wrapped ones.
+        made = make_fx(functionalize(made, remove="mutations"))(*fakes)
+    if any(node.target is op for node in made.graph.nodes):
+        raise NoBody("it is no other ops")
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def defining_packages(ops: Iterable[str]) -> dict[str, str]:
+    """By namespace, of ops that are not the format's own: the package that defines them, as far as that is known."""
+    found = {}
+    for name in ops:
+        namespace, _, op = name.partition("::")
+        if namespace not in NAMESPACES:
+            known = OPDEFS.get(f"{namespace}::{op.partition('.')[0]}")
+            package = known._init_fn.__module__.partition(".")[0] if known else f"what defines {namespace}::"
+            found[namespace] = package
+    return dict(sorted(found.items()))
+
+
+def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """`input[offs[i - 1] : offs[i]] @ weight[i]` for each i: input (rows, k), weight (groups, k, n), ends offs."""
+    if (input.dim(), weight.dim()) != (2, 3):
+        raise NoBody("it is served for an input of two dimensions and a weight of three")
+    if device == "npu":
+        ends = offs.to(torch.int64)
+        return torch.ops.npu.npu_grouped_matmul(
+            [input], [weight], group_list=ends, group_list_type=0, group_type=0, split_item=3
+        )[0]
+    steps = [step * factor.element_size() for factor in (input, weight) for step in factor.stride() if step != 1]
+    if input.dtype == torch.bfloat16 and all(step % _ALIGNED == 0 for step in steps):
+        return _aten._grouped_mm.default(input, weight, offs)
+    rows = torch.arange(input.shape[0], device=input.device).unsqueeze(1)
+    group = (rows >= offs).sum(1, keepdim=True)
+    result = input.new_zeros(input.shape[0], weight.shape[2])
+    for number in range(weight.shape[0]):
+        result = result + torch.where(group == number, input, 0) @ weight[number]
+    return result
+
+
+# What ops compute whose kernels read values.
+_SAME: dict[str, Callable] = {
+    "transformers::grouped_mm_fallback": _grouped,
+    "aten::_grouped_mm": _grouped,
+}

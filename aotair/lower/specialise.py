@@ -1,0 +1,190 @@
+"""One bucket: the symbolic graph with concrete sizes put in, and composites lowered to kernels with out variants."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node, map_arg
+from torch.utils import _pytree
+
+from aotair_runtime.artifact.ops import NAMESPACES, allowed
+
+from ..errors import UnsupportedError
+from ..graph.user_line import source
+from ..target.out_variants import out_variant
+from ..target.target import Target
+from .bodies import NoBody, body
+from .graph_builder import GraphBuilder
+from .lowerings import COPIES, FILLS, LOWERINGS, UNINITIALISED
+
+# What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
+# Every device copies, by a kernel that torch keeps for all of them.
+_ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten.copy_.default})
+
+
+# What gives a number that the host has to know: a capture cannot wait for it.
+_READS = {torch.Tag.data_dependent_output}
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What will run the program: the kind of device, and the namespaces of ops that it has beyond the format's own."""
+
+    device: str = "cpu"
+    namespaces: tuple[str, ...] = ()
+
+    def names(self, op: torch._ops.OpOverload) -> bool:
+        return allowed(op.name(), (*NAMESPACES, *self.namespaces))
+
+
+def specialise(
+    module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str, nodes: Nodes = Nodes()
+) -> torch.fx.GraphModule:
+    """A copy of `module` for inputs of the given concrete shapes, by placeholder name; inputs are contiguous.
+
+    Sizes become ints, so no size arithmetic is left; outputs that are constants themselves are copied, so that no
+    caller gets hold of a weight; ops that `nodes` do not have become those that they are made of. Raises
+    UnsupportedError where an op refuses the sizes, or is made of nothing that nodes have.
+    """
+    build = GraphBuilder()
+    env: dict[Node, object] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = _placeholder(build, node, shapes)
+        elif node.op == "output":
+            build.stream = 0
+            made = build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
+            made.meta |= {key: node.meta[key] for key in ("streams", "priorities") if key in node.meta}
+        else:
+            env[node] = _call(build, node, env, where, nodes)
+    return torch.fx.GraphModule({}, build.graph)
+
+
+def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Node:
+    value = node.meta["val"]
+    if node.name in shapes:
+        shape = tuple(shapes[node.name])
+        strides = torch.empty(shape, device="meta").stride()
+        made = build.placeholder(node.name, shape, strides, value.dtype)
+    else:
+        made = build.placeholder(node.name, tuple(value.shape), value.contiguous().stride(), value.dtype)
+        made.meta["constant"] = True
+    return made
+
+
+def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str, nodes: Nodes) -> object:
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+    build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
+    if "event" in node.meta:
+        return build.event(node)
+    if not _takes(build, node.target, (args, kwargs), nodes):
+        return _expanded(build, node, (args, kwargs), where, nodes)
+    if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+        return args[0][args[1]]  # one of several results of an op that was expanded
+    return _made(build, node, args, kwargs, where)
+
+
+def _takes(build: GraphBuilder, op: object, given: tuple, nodes: Nodes) -> bool:
+    """Whether nodes run a call as it is: of an op with a kernel, or of one that calls ops that nodes run."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    target = Target(nodes.device)
+    if not nodes.names(op) or nodes.device == "cpu":
+        return nodes.names(op)
+    if _READS & set(op.tags):
+        return False
+    if op in _ALWAYS or _is_view(op) or target.has_kernel(op) or out_variant(op, target) is not None:
+        return True
+    if op.namespace == nodes.device:
+        return True
+    if target.composed(op) and op not in build.composed:
+        build.composed[op] = False  # where it calls itself
+        build.composed[op] = _composed(build, op, given, nodes)
+    return build.composed.get(op, False)
+
+
+def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: tuple, nodes: Nodes) -> bool:
+    try:
+        inner = body(build.mode, op, *map_arg(given, _value), nodes.device, pure=False)
+    except NoBody:
+        return False
+    calls = (call for call in inner.graph.nodes if call.op == "call_function")
+    return all(_takes(build, call.target, (call.args, call.kwargs), nodes) for call in calls)
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    """Whether a call computes nothing: its results are views of its arguments."""
+    results = op._schema.returns
+    return bool(results) and not op._schema.is_mutable and all(r.alias_info is not None for r in results)
+
+
+def _value(node: Node) -> object:
+    return node.meta["val"]
+
+
+def _expanded(build: GraphBuilder, node: Node, given: tuple, where: str, nodes: Nodes) -> object:
+    """The calls of an op's body instead of the op."""
+    try:
+        inner = body(build.mode, node.target, *map_arg(given, _value), nodes.device)
+    except NoBody as reason:
+        raise _lacking(node, where, nodes, reason) from reason
+    tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
+    env = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
+    for call in inner.graph.nodes:
+        if call.op == "output":
+            return map_arg(call.args[0], env.__getitem__)
+        if call.op == "call_function":
+            call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
+            env[call] = _call(build, call, env, where, nodes)
+    raise AssertionError("a graph ends with its output")
+
+
+def _lacking(node: Node, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
+    op = node.target
+    if nodes.names(op):
+        return UnsupportedError(
+            f"the op {op} has no kernel on {nodes.device}{source(node)}", where=where,
+            got=f"not made of others: {reason}", fix="write it with other ops: it would run on the host, which a "
+            "capture cannot record",
+        )  # fmt: skip
+    return UnsupportedError(
+        f"the op {op.name()} is none that a node has{source(node)}", where=where,
+        expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
+        got=f"a kernel that cannot be taken apart: {reason}",
+        fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
+        f"{op.namespace}), and import the package that defines it on every node",
+    )  # fmt: skip
+
+
+def _made(build: GraphBuilder, node: Node, args: tuple, kwargs: Mapping, where: str) -> object:
+    try:
+        if not _gives_tensors(node):
+            return build.evaluate(node.target, args, kwargs)
+        lowering = LOWERINGS.get(node.target)
+        made = lowering(build, *args, **kwargs) if lowering else None
+        return made or build.call(node.target, *args, name=node.name, **kwargs)
+    except Exception as error:
+        raise UnsupportedError(
+            f"the op {node.target} refuses these sizes{source(node)}", where=where,
+            got=f"{type(error).__name__}: {error}", fix="leave out the bucket",
+        ) from error  # fmt: skip
+
+
+def _gives_tensors(node: Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(item, torch.Tensor) for item in values) or _is_mutable(node)
+
+
+def _is_mutable(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _owned(build: GraphBuilder, node: Node) -> Node:
+    storages = {_storage(p) for p in build.graph.nodes if p.op == "placeholder" and p.meta.get("constant")}
+    return build.call(torch.ops.aten.clone.default, node) if _storage(node) in storages else node
+
+
+def _storage(node: Node) -> int:
+    return node.meta["val"].untyped_storage()._cdata

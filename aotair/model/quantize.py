@@ -1,0 +1,100 @@
+"""Linear layers in int8, as the recipe's `quantize` asks: per-token dynamic activations, per-channel weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from ..recipe.recipe import QuantizePart, Recipe
+from .reference import Original
+from .samples import random_inputs
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Int8Linear(nn.Module):
+    """`x @ weight.T + bias` with int8 weights, and int8 activations that bring a scale for each token.
+
+    weight: (in, out) int8; scale: (out,) float32, `max(abs(row)) / 127` of each row of the original weight. The result
+    has the dtype of x, float16 or bfloat16.
+    """
+
+    DERIVED = ("weight", "scale", "bias")  # none of them is what a checkpoint has under that name
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        wide = linear.weight.detach().float()
+        scale = wide.abs().amax(1) / 127
+        rows = wide / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
+        self.register_buffer("weight", rows.round().clamp(-127, 127).to(torch.int8).t().contiguous())
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, scale = torch.ops.npu.npu_dynamic_quant(x)
+        result = torch.ops.npu.npu_quant_matmul(
+            tokens.view(-1, tokens.shape[-1]),
+            self.weight,
+            self.scale,
+            pertoken_scale=scale.view(-1),
+            bias=self.bias,
+            output_dtype=x.dtype,
+        )
+        return result.view(*x.shape[:-1], result.shape[-1])
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """How many linear layers became int8, and how far that moved the outputs: the largest difference, and the largest
+    norm of a difference over the norm of its output, on random inputs of the smallest bucket."""
+
+    linears: int
+    max_abs_error: float
+    relative_error: float
+
+
+def quantize(model: nn.Module, recipe: Recipe) -> Quantised | None:
+    """Replace the linear layers of `model` that the recipe names, in place; nothing where it names none.
+
+    Raises ModelError where none fits.
+    """
+    if recipe.quantize is None:
+        return None
+    recipe = recipe.entries()[-1]  # of a language model, the step that is called most
+    inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
+    before = _answers(model, recipe, inputs)
+    found = list(_chosen(model, recipe.quantize))
+    if not found:
+        raise ModelError(
+            "quantize: no linear layer fits", where=recipe.where,
+            expected="an nn.Linear of float16 or bfloat16 that no pattern of quantize.skip names",
+            got=f"skip: {recipe.quantize.skip}", fix="set model.dtype to float16 or bfloat16, or remove quantize",
+        )  # fmt: skip
+    for name, linear in found:
+        model.set_submodule(name, Int8Linear(linear))
+    model.eval().requires_grad_(False)
+    return Quantised(len(found), *_distance(before, _answers(model, recipe, inputs)))
+
+
+def _chosen(model: nn.Module, part: QuantizePart) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        skipped = any(fnmatchcase(name, pattern) for pattern in part.skip)
+        if type(module) is nn.Linear and name and not skipped and module.weight.dtype in _HALVES:
+            yield name, module
+
+
+def _answers(model: nn.Module, recipe: Recipe, inputs: dict[str, Tensor]) -> list[Tensor]:
+    original = Original(model, recipe)
+    answers = original({name: tensor.clone() for name, tensor in inputs.items()})
+    original.reset()
+    return [answer.double() for answer in answers if answer.dtype.is_floating_point]
+
+
+def _distance(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
+    pairs = [(a, b - a) for a, b in zip(before, after, strict=True) if a.numel()]
+    largest = max((away.abs().max().item() for _, away in pairs), default=0.0)
+    relative = max((away.norm().item() / max(a.norm().item(), 1e-30) for a, away in pairs), default=0.0)
+    return largest, relative

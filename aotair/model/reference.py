@@ -1,0 +1,86 @@
+"""The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.utils import _pytree
+
+from ..graph.resolve import resolved
+from ..recipe.recipe import Recipe
+from .arguments import Arguments, register_results
+
+
+@contextlib.contextmanager
+def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
+    """Within the block, a call of `model` is one of its `method`, hooks included."""
+    had = model.__dict__.get("forward")
+    if method != "forward":
+        model.forward = getattr(model, method)
+    try:
+        yield model
+    finally:
+        if method != "forward" and had is None:
+            del model.forward
+        elif method != "forward":
+            model.forward = had
+
+
+class Original:
+    """One entry point of the model."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe):
+        self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
+        self._arguments = Arguments(getattr(model, recipe.method), recipe)
+        self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
+        # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
+        self._first = [
+            (module, name, buffer, _once(buffer).clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def __call__(
+        self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """The model's tensors in the order of its output's leaves; `inputs` that it mutates are written into.
+
+        Its buffers have their first values before, but for those that `states` gives others.
+        """
+        self.reset()
+        for name, value in (states or {}).items():
+            self.buffers()[name].copy_(value)
+        leaves = _pytree.tree_leaves(self.call(inputs))
+        return [resolved(leaf).clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def call(self, inputs: Mapping[str, torch.Tensor]) -> object:
+        """What the model returns, with its buffers as they are."""
+        with torch.no_grad(), calling(self._model, self._method) as model:
+            given = {name: inputs[name] for name in self._names}
+            args, kwargs = self._arguments(given | {name: given[name].tolist() for name in self._lists})
+            result = model(*args, **kwargs)
+        register_results(result)
+        return result
+
+    def reset(self) -> None:
+        """Put every buffer back that was there at first, with the value it had."""
+        for module, name, buffer, value in self._first:
+            _once(buffer).copy_(value)
+            module._buffers[name] = buffer
+
+    def has_fast_path(self) -> bool:
+        """Whether torch computes a part of the model in another way where nobody traces it."""
+        kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
+        return torch.backends.mha.get_fastpath_enabled() and any(isinstance(m, kinds) for m in self._model.modules())
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self._model.named_buffers())
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """What of an expanded tensor is memory of its own: to that alone can be written."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -1,0 +1,110 @@
+"""The inputs that a build compares on: random ones within the recipe's ranges, or real ones from a file."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import safetensors.torch
+import torch
+
+from aotair_runtime.format.torch_names import dtype
+
+from ..errors import RecipeError
+from ..recipe.recipe import FLOATS, InputPart, Recipe
+
+_LARGE = {"float16": 3e4, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
+
+
+def random_inputs(recipe: Recipe, sizes: Mapping[str, int], stream: int) -> dict[str, torch.Tensor]:
+    """Inputs of the shapes that `sizes` gives to the dimensions; the same for the same recipe, sizes and stream."""
+    seed = recipe.verify.seed
+    for value in (stream, *sizes.values()):
+        seed = (seed * 1_000_003 + value) % (1 << 62)
+    generator = torch.Generator().manual_seed(seed)
+    items = recipe.inputs_at(sizes)
+    return {name: _random(item, [sizes.get(d, d) for d in item.shape], generator) for name, item in items.items()}
+
+
+def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    kind = dtype(item.dtype)
+    if item.mask is not None:
+        return _random_mask(item.mask, shape, generator).to(kind)
+    if item.dtype not in FLOATS:
+        low, high = item.range
+        if item.distinct:
+            order = torch.randperm(int(high) - int(low), generator=generator)[: math.prod(shape)]
+            return (order + int(low)).view(shape).to(kind)
+        if item.dtype == "bool":
+            return torch.randint(int(low), int(high), shape, generator=generator).to(kind)
+        return torch.randint(int(low), int(high), shape, dtype=kind, generator=generator)
+    if item.range is None:
+        return torch.randn(shape, generator=generator).to(kind)
+    low, high = item.range
+    return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+
+
+def _random_mask(side: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Rows of ones with zeros on one side, or anywhere; a one in each row."""
+    places, rows = torch.arange(shape[-1]), (*shape[:-1], 1)
+    first = torch.randint(0, shape[-1], rows, generator=generator)
+    if side == "any":
+        return (places == first) | (torch.randint(0, 2, shape, generator=generator) == 1)
+    return places >= first if side == "left" else places <= first
+
+
+def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, torch.Tensor]:
+    """Random numbers for floating-point states; of others only the model knows what they may be."""
+    generator = torch.Generator().manual_seed(stream)
+    return {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        for name, tensor in states.items()
+        if tensor.dtype.is_floating_point
+    }
+
+
+def poisons(item: InputPart) -> tuple[object, ...]:
+    """What is put into the pad region of an input with `pad: any` (of `Recipe.inputs_at`) to prove it does no harm.
+
+    Each is a value to fill with, or "random" for random legal values.
+    """
+    if item.dtype == "bool" or item.mask is not None:
+        legal = [value for value in (1, 0) if item.range[0] <= value < item.range[1]]
+        return (*(bool(value) if item.dtype == "bool" else value for value in legal), "random")
+    if item.dtype in FLOATS:
+        return (float("nan"), float("inf"), -float("inf"), _LARGE[item.dtype])
+    low, high = item.range
+    return () if item.distinct else ("random", int(high) - 1, int(low))
+
+
+def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: object, stream: int) -> torch.Tensor:
+    """A tensor of `shape` with `real` in its leading part and `poison` in the rest."""
+    if poison == "random":
+        whole = _random(item, shape, torch.Generator().manual_seed(stream))
+    else:
+        whole = torch.full(shape, poison, dtype=real.dtype)
+    whole[tuple(slice(0, size) for size in real.shape)] = real
+    return whole
+
+
+def read_samples(recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
+    """The inputs in `verify.samples`, one call after the other; raises RecipeError."""
+    if recipe.verify.samples is None:
+        return
+    file = recipe.folder / recipe.verify.samples
+    try:
+        tensors = safetensors.torch.load_file(file)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RecipeError(f"verify.samples: not readable: {error}", where=recipe.where, got=str(file)) from error
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for key in sorted(tensors):
+        # Names of inputs may have dots themselves.
+        ends = [name for name in recipe.inputs if key == name or key.endswith(f".{name}")]
+        name = max(ends, key=len, default=key)
+        sample = key.removesuffix(name).removesuffix(".")
+        groups.setdefault(sample, {})[name] = tensors[key]
+    for sample, inputs in groups.items():
+        if set(inputs) != set(recipe.inputs):
+            raise RecipeError(
+                f"verify.samples: the sample {sample!r} does not hold the recipe's inputs", where=str(file),
+                expected=", ".join(recipe.inputs), got=", ".join(sorted(inputs)),
+            )  # fmt: skip
+        yield inputs

@@ -1,0 +1,60 @@
+"""Which names of a model's checkpoint a tensor goes by, and which tensors no checkpoint has."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from aotair_runtime.format.schema import Constant
+
+
+@dataclass(frozen=True)
+class Names:
+    """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `derived`: the
+    tensors that the build computed from a checkpoint's. `registered`: what the model calls its parameters and buffers,
+    persistent or not."""
+
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """All names of the tensor that goes by `name`."""
+        return self.tied.get(name, (name,))
+
+    def kind(self, name: str) -> str:
+        """The `kind` of a schema.Constant."""
+        if name in self.derived:
+            return "derived"
+        return "weight" if name in self.tied else "fixed"
+
+    def unread(self, constants: Iterable[Constant]) -> tuple[str, ...]:
+        """The checkpoint's names that none of the constants stands for."""
+        read = {name for constant in constants for group in constant.names for name in group}
+        return tuple(name for name in self.tied if name not in read)
+
+
+def names_of(model: torch.nn.Module) -> Names:
+    """A module says in `DERIVED` which of its tensors are computed from a checkpoint's."""
+    derived = frozenset(
+        f"{name}.{tensor}" for name, module in model.named_modules() for tensor in getattr(module, "DERIVED", ())
+    )
+    places: dict[tuple, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and name not in derived:
+            places.setdefault(_place(tensor), []).append(name)
+    registered = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    # One that is not persistent may be a weight by another name.
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        group = places.get(_place(buffer), [name])
+        group += [] if name in group else [name]
+        registered.add(name)
+    tied = {name: tuple(group) for group in places.values() for name in group}
+    return Names(tied, derived, frozenset(registered))
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    """Equal for two tensors of the same memory: those are tied, whether they are one object or not."""
+    if not tensor.numel() or tensor.is_meta:
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())

@@ -1,0 +1,89 @@
+"""Another artifact's program with the weights of a second checkpoint: does it fit, and which tensor goes where?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from aotair_runtime.artifact.checkpoint import same_bytes
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import Constant, Origin, Program
+
+from .errors import RecipeError
+from .export.export import Exported
+from .model.tied_names import Names
+from .program import Built
+from .recipe.recipe import Recipe
+
+_DIFFERS = {
+    "versions": "it was built with other versions",
+    "recipe": "it was built from another recipe (only name, model.weights, verify.seed may differ)",
+    "code": "the recipe's passes or fusion rules have changed since",
+    "graph": "the model exports another graph, or other names, shapes or dtypes of weights",
+}
+
+
+def built_like(path: Path, exported: Sequence[Exported], recipe: Recipe, origin: Origin) -> Built:
+    """The program of the artifact at `path`, under the recipe's name, with the exported model's weights.
+
+    Raises RecipeError where a build of the recipe might make another program, and an ArtifactError where there is no
+    good artifact at `path`.
+    """
+    other = read_program(path)
+    _check_origin(other.origin, origin, path)
+    found = {c.name: c.tensor for graph in exported for c in (*graph.constants.values(), *graph.states.values())}
+    states = {constant.name for graph in exported for constant in graph.states.values()}
+    names = exported[0].names  # the model's
+    weights = {constant.name: _value(constant, found, names, path) for constant in other.constants}
+    # Aside from the model's own: a state goes on changing there.
+    weights = {name: value.clone() if name in states else value for name, value in weights.items()}
+    return Built(_fresh(other, recipe), weights, {})
+
+
+def _fresh(other: Program, recipe: Recipe) -> Program:
+    """Without what belongs to the other weights."""
+    entries = tuple(
+        replace(entry, buckets=tuple(replace(bucket, proof=None) for bucket in entry.buckets))
+        for entry in other.entry_points
+    )
+    return replace(other, name=recipe.name, entry_points=entries, files=())
+
+
+def _check_origin(other: Origin, mine: Origin, path: Path) -> None:
+    fix = "build without --like"
+    if Origin() in (other, mine):
+        what = (
+            "it does not say"
+            if other == Origin()
+            else "the model is an object, or sources of passes or rules are not found"
+        )
+        raise RecipeError(f"--like: whether the artifact fits is not known: {what}", where=str(path), fix=fix)
+    for field, what in _DIFFERS.items():
+        if getattr(other, field) != getattr(mine, field):
+            versions = {"expected": mine.versions, "got": other.versions} if field == "versions" else {}
+            raise RecipeError(f"--like: the artifact does not fit: {what}", where=str(path), fix=fix, **versions)
+
+
+def _value(constant: Constant, found: Mapping[str, torch.Tensor], model: Names, path: Path) -> torch.Tensor:
+    """The new value of a constant; those of all names that it stands for have to be equal."""
+    names = [name for group in constant.names for name in group[:1]]
+    tensors = [_tensor(name, found, model) for name in names]
+    for name, tensor in zip(names, tensors):
+        fits = tensor is not None and tuple(tensor.shape) == constant.shape
+        if not fits or str(tensor.dtype).removeprefix("torch.") != constant.dtype:
+            raise RecipeError(f"--like: the model has no {name} like the artifact's", where=str(path))
+    for name, tensor in zip(names[1:], tensors[1:]):
+        if not same_bytes((tensors[0], tensor)):
+            raise RecipeError(
+                f"--like: {names[0]} and {name} are one tensor in the artifact and differ in this model",
+                where=str(path), expected="weights that are equal wherever the artifact's were",
+                fix="build without --like, or both artifacts with model.share_equal_weights: false",
+            )  # fmt: skip
+    if not tensors:
+        raise RecipeError(f"--like: the artifact does not say what {constant.name} stands for", where=str(path))
+    return tensors[0].detach().contiguous()
+
+
+def _tensor(name: str, found: Mapping[str, torch.Tensor], model: Names) -> torch.Tensor | None:
+    return next((found[one] for one in model.group(name) if one in found), None)

@@ -1,0 +1,104 @@
+"""What a call costs, by bucket: the replay, the host's work around it, and the original model beside it."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from aotair_runtime import Model
+from aotair_runtime.artifact.open import read_golden
+from aotair_runtime.format.sizes import describe
+from aotair_runtime.format.text import table
+from aotair_runtime.weights.golden import key
+
+
+@dataclass(frozen=True)
+class BucketTimes:
+    """Milliseconds, but `host` in microseconds: the call without the replay. `eager` is None where not asked for."""
+
+    entry: str
+    bucket: str
+    median: float
+    p99: float
+    host: float
+    eager: float | None
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def bench(model: Model, originals: Mapping[str, Callable], seconds: float) -> Iterator[BucketTimes]:
+    """Measure every bucket on its golden inputs, spending about `seconds` on each.
+
+    `originals` has what the original model calls, by entry point; nothing for those that are not to be compared. The
+    artifact and the original take turns, so that both see the same weather on the machine.
+    """
+    golden = read_golden(model.artifact)
+    for entry in model.program.entry_points:
+        for number, bucket in enumerate(entry.buckets):
+            names = [spec.name for spec in entry.inputs]
+            given = [golden[key(entry.name, number, "in", name)] for name in names]
+            inputs = [
+                tensor.tolist() if spec.host else tensor.to(model.device, copy=True)
+                for spec, tensor in zip(entry.inputs, given)
+            ]
+            calls = [functools.partial(model.entry_points[entry.name], *inputs)]
+            if entry.name in originals:
+                calls.append(functools.partial(originals[entry.name], **dict(zip(names, inputs))))
+            replays, *eager = _in_turns(calls, seconds, model.synchronize)
+            yield BucketTimes(
+                entry.name,
+                describe(entry, bucket.sizes),
+                statistics.median(replays) * 1e3,
+                _percentile(replays, 0.99) * 1e3,
+                _host_seconds(model, entry.name, inputs) * 1e6,
+                statistics.median(eager[0]) * 1e3 if eager else None,
+            )
+
+
+def bench_table(rows: Sequence[BucketTimes]) -> str:
+    eager = any(row.eager is not None for row in rows)
+    head = ["bucket", "replay ms", "p99 ms", "host us"] + (["eager ms", "replay / eager"] if eager else [])
+    lines = []
+    for row in rows:
+        line = [f"{row.entry}: {row.bucket}", f"{row.median:.3f}", f"{row.p99:.3f}", f"{row.host:.1f}"]
+        lines.append(line + ([f"{row.eager:.3f}", f"{row.median / row.eager:.2f}"] if row.eager else []))
+    return table(head, lines)
+
+
+def _in_turns(calls: Sequence[Callable[[], object]], seconds: float, wait: Callable[[], None]) -> list[list[float]]:
+    """The times of each call in seconds, until the device is done: a warm-up, then by turns until the time is up, 5 to
+    2000 of each."""
+    times: list[list[float]] = [[] for _ in calls]
+    with torch.inference_mode():
+        for call in calls:
+            call()
+            call()
+        end = time.perf_counter() + seconds
+        while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 2000):
+            for call, found in zip(calls, times):
+                wait()
+                start = time.perf_counter()
+                call()
+                wait()
+                found.append(time.perf_counter() - start)
+    return times
+
+
+def _host_seconds(model: Model, entry: str, inputs: Sequence[torch.Tensor], rounds: int = 2000) -> float:
+    """The median time of a call whose replay does nothing."""
+    call, times = model.entry_points[entry], []
+    with call.without_replay(inputs):
+        for _ in range(rounds):
+            start = time.perf_counter()
+            call(*inputs)
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]

@@ -1,0 +1,195 @@
+"""Which tensors does a checkpoint hold, and where: a .safetensors file, or a directory as Hugging Face lays it out.
+
+A directory holds `model.safetensors.index.json` and the shards that its `weight_map` names, or `model.safetensors`, or
+any .safetensors files. It is untrusted: headers are read and compared before any tensor is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+
+from ..errors import WeightsError
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MOST_INDEX_BYTES = 1 << 28
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint, as the header of its file describes it."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`tensors` by name, file by file."""
+
+    path: Path
+    tensors: Mapping[str, Stored]
+
+    def shards(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The tensors of each file in turn, mapped; those of one are let go before the next is opened."""
+        by_file: dict[Path, list[str]] = {}
+        for name, stored in self.tensors.items():
+            by_file.setdefault(stored.file, []).append(name)
+        for file, names in by_file.items():
+            with _opened(file) as handle:
+                yield {name: handle.get_tensor(name) for name in names}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, mapped."""
+        with _opened(self.tensors[name].file) as handle:
+            return handle.get_tensor(name)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the headers of all files. Raises WeightsError."""
+    if path.is_dir():
+        index = path / INDEX
+        files, mapped = _indexed(index) if index.is_file() else (_plain(path), None)
+    else:
+        files, mapped = [path], None
+    if not files or (mapped is None and not files[0].is_file()):
+        raise WeightsError(
+            "there are no weights here", where=str(path),
+            expected="a .safetensors file, or a directory that holds some, with or without an index",
+        )  # fmt: skip
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        found = _header(file)
+        if mapped is not None:
+            _check_shard(file, found, mapped)
+        twice = [name for name in found if name in tensors]
+        if twice:
+            other = tensors[twice[0]].file.name
+            raise WeightsError(f"{some(twice)} lies in two files", where=str(path), got=f"{other} and {file.name}")
+        tensors |= found
+    return Checkpoint(path, tensors)
+
+
+def some(names: Sequence[str]) -> str:
+    """A few of the names, and how many more there are."""
+    text = ", ".join(names[:5]) or "none"
+    return f"{text} and {len(names) - 5} more" if len(names) > 5 else text
+
+
+def _plain(folder: Path) -> list[Path]:
+    whole = folder / WHOLE
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+# ---- the index -----------------------------------------------------------------------------------------------------
+
+
+def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
+    """The shards that an index names, and which of them holds each tensor."""
+    mapped = _weight_map(index)
+    shards = sorted(set(mapped.values()))
+    for shard in shards:
+        # A file of the directory by its plain name; what a link there points to is its owner's business.
+        if Path(shard).name != shard or not shard.endswith(".safetensors") or "\\" in shard or "\0" in shard:
+            raise WeightsError(
+                "the index names a shard outside of its directory", where=str(index),
+                expected="names of .safetensors files beside the index", got=repr(shard)[:80],
+            )  # fmt: skip
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        raise WeightsError(
+            f"shards are missing: {some(missing)}", where=str(index), expected=f"{len(shards)} shards",
+            got=f"{len(shards) - len(missing)}", fix="copy the checkpoint again",
+        )  # fmt: skip
+    if (index.parent / WHOLE).is_file() and WHOLE not in shards:
+        raise WeightsError(
+            "there is an index of shards, and a whole checkpoint beside it", where=str(index),
+            got=f"{INDEX} and {WHOLE}", fix="remove the one that is not meant",
+        )  # fmt: skip
+    return [index.parent / shard for shard in shards], mapped
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        if index.stat().st_size > _MOST_INDEX_BYTES:
+            raise ValueError(f"it has more than {_MOST_INDEX_BYTES} bytes")
+        data = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError, OSError) as error:
+        raise WeightsError(f"the index cannot be read as JSON: {error}", where=str(index)) from error
+    mapped = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(mapped, dict) or not mapped or not all(isinstance(shard, str) for shard in mapped.values()):
+        raise WeightsError(
+            "the index has no weight_map", where=str(index), expected='{"weight_map": {"NAME": "FILE.safetensors", …}}',
+            got=repr(mapped if mapped else data)[:80],
+        )  # fmt: skip
+    return mapped
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict:
+    found: dict = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it names {name!r} twice: {found[name]!r} and {value!r}"[:200])
+        found[name] = value
+    return found
+
+
+def _check_shard(file: Path, found: Mapping[str, Stored], mapped: Mapping[str, str]) -> None:
+    """Raises WeightsError where a shard does not hold what the index says, all of it and nothing else."""
+    absent = [name for name, shard in mapped.items() if shard == file.name and name not in found]
+    others = [name for name in found if mapped.get(name) != file.name]
+    if absent or others:
+        elsewhere = [f"{name} (in {mapped[name]})" for name in others if name in mapped]
+        raise WeightsError(
+            "the shard does not hold what the index says", where=str(file),
+            expected=f"every tensor that the index puts there; missing: {some(absent)}",
+            got=f"tensors in two shards: {some(elsewhere)}" if elsewhere else
+            f"tensors that the index does not put there: {some(others)}",
+            fix="copy the checkpoint again",
+        )  # fmt: skip
+
+
+# ---- one file ------------------------------------------------------------------------------------------------------
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    with _opened(file) as handle:
+        return {name: _stored(file, name, handle.get_slice(name)) for name in sorted(handle.keys())}
+
+
+def _stored(file: Path, name: str, item) -> Stored:
+    kind = _DTYPES.get(item.get_dtype())
+    if kind is None:
+        raise WeightsError(
+            f"{name} has a dtype that torch does not have", where=str(file), expected=some(list(_DTYPES)),
+            got=str(item.get_dtype()),
+        )  # fmt: skip
+    return Stored(file, kind, tuple(item.get_shape()))
+
+
+def _opened(file: Path):
+    try:
+        return safetensors.safe_open(str(file), framework="pt")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"not readable as safetensors: {error}", where=str(file)) from error
+
+
+def dtype_fault(have: torch.dtype, want: torch.dtype, cast: bool) -> bool:
+    """Whether a stored dtype cannot serve as another: nothing is converted but, with `cast`, floating to floating."""
+    return have != want and not (cast and have.is_floating_point and want.is_floating_point)
+
+
+def same_bytes(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors of one dtype and shape are equal bit for bit."""
+    first, *others = (tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors)
+    return all(torch.equal(first, other) for other in others)

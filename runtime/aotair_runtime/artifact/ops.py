@@ -1,0 +1,74 @@
+"""Which op an instruction's name stands for, and whether an artifact may use it."""
+
+import re
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..errors import NamespaceError, RequirementError
+from ..format.schema import Op
+
+NAMESPACES = ("aten", "npu", "air")
+_HOST = "to try the artifact on the host, pip install aotair and import it, or aotair.ops.npu, first"
+_FIXES = {"npu": f"install torch_npu; {_HOST}", "air": _HOST}
+# By namespace: what defines its ops for the host, where nobody has. An artifact names ops, never what is imported.
+_providers: dict[str, Callable[[], None]] = {}
+_NAME = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?")
+# Ops that reach outside the tensors they are given, or that change what a planned tensor refers to.
+_FORBIDDEN = re.compile(
+    r"aten::(from_file|save|_print|_sync|set_|set_data|resize_?|resize_as_?|_resize_\w+|_?set_\w+)$"
+)
+
+
+def allowed(name: str, namespaces: tuple[str, ...]) -> bool:
+    """Whether the op `namespace::name.overload` may appear in a program."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match[1] in namespaces and not _FORBIDDEN.match(name.partition(".")[0])
+
+
+def provide(namespaces: Iterable[str], define: Callable[[], None]) -> None:
+    """Let `define` be called when a load on the CPU needs an op of these namespaces that has no kernel there yet."""
+    _providers.update(dict.fromkeys(namespaces, define))
+
+
+def _runs_on_host(name: str) -> bool:
+    keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return torch._C._dispatch_has_kernel(name) and any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys
+    )
+
+
+def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = False) -> torch._ops.OpOverload:
+    """The torch op that `op` names; `host`: it will run on the CPU, with kernels that somebody may `provide`.
+
+    Raises NamespaceError where a program may not use it, RequirementError where this torch lacks it or gives it
+    another schema than the one it was built against.
+    """
+    if not allowed(op.name, namespaces):
+        raise NamespaceError(
+            f"the program uses the op {op.name}",
+            where=where,
+            expected=f"ops of the namespaces {', '.join(namespaces)}",
+            fix=f"if you trust the artifact: load(allow_namespaces=[{match[1]!r}]), or --allow-namespace {match[1]}"
+            if (match := _NAME.fullmatch(op.name)) and match[1] not in namespaces
+            else "",
+        )
+    namespace, base, overload = _NAME.fullmatch(op.name).groups()
+    if host and namespace in _providers and not _runs_on_host(op.name):
+        _providers[namespace]()
+    found = torch._C._dispatch_has_kernel(op.name)
+    target = getattr(getattr(getattr(torch.ops, namespace), base, None), overload or "default", None) if found else None
+    missing = host and namespace in _FIXES and not _runs_on_host(op.name)
+    if missing or not isinstance(target, torch._ops.OpOverload):
+        raise RequirementError(
+            f"this node has no op {op.name}" + (" for the CPU" if missing else ""),
+            where=where,
+            fix=_FIXES.get(namespace, f"import the package that defines {namespace}:: ops first")
+            + ", or install the torch it was built with",
+        )
+    if str(target._schema) != op.schema:
+        raise RequirementError(
+            f"the op {op.name} has another schema here", where=where, expected=op.schema, got=str(target._schema),
+            fix=f"build the artifact with torch {torch.__version__}",
+        )  # fmt: skip
+    return target

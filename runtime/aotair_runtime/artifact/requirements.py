@@ -1,0 +1,48 @@
+"""Whether this node has what an artifact needs; asked before its weights are read."""
+
+import torch
+
+from ..devices import Device
+from ..errors import RequirementError
+from ..format.schema import Program
+
+
+def check_requirements(program: Program, device: Device, where: str) -> None:
+    """Raises RequirementError where this node's torch or vendor package is too old, or the device is another.
+
+    The CPU may run what was built for other devices, for those who ask for it: that is how a build proves it.
+    """
+    need = program.requirements
+    _at_least("torch", torch.__version__, need.torch_min, where)
+    if device.kind == "cpu":
+        return  # the host runs any program that it has the ops for, slowly: the build's own proof does
+    if device.kind != need.device:
+        raise RequirementError(
+            "the artifact was built for another device", where=where, expected=need.device, got=device.kind,
+            fix=f"set target.device to {device.kind} in the recipe and build again",
+        )  # fmt: skip
+    if need.vendor_min:
+        _at_least(f"package for {device.kind}", device.vendor_version, need.vendor_min, where)
+    if not device.name.startswith(need.soc):
+        raise RequirementError(
+            "the artifact was built for another SoC", where=where, got=device.name or "a device without a name",
+            expected=f"a device whose name begins with {need.soc}", fix="set target.soc in the recipe and build again",
+        )  # fmt: skip
+
+
+def _at_least(what: str, have: str, least: str, where: str) -> None:
+    if _version(have) < _version(least):
+        raise RequirementError(
+            f"this node's {what} is too old", where=where, expected=f"{least} or newer", got=have or "none"
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)

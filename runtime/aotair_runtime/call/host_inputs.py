@@ -1,0 +1,71 @@
+"""Host inputs of a call: lists of ints that kernels take as host arguments, not as tensors."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import ArgumentError
+from ..format.host_lists import list_inputs
+from ..format.schema import EntryPoint, Program
+
+
+class HostInputs:
+    """What an entry point makes of the host inputs of a call: lists where instructions take them as such, and tensors
+    on the device otherwise. Raises ArgumentError for what is neither a list of ints nor such a tensor, or is out of
+    range."""
+
+    def __init__(self, program: Program, entry: EntryPoint, device: torch.device):
+        self.listed = list_inputs(program, entry)
+        self._specs = entry.inputs
+        self._where, self._device = entry.name, device
+        self._tensors = tuple(i for i, spec in enumerate(entry.inputs) if spec.host and i not in self.listed)
+        self._legal: list[list[int]] = [[] for _ in self.listed]  # of each list input, one that was in range
+
+    def __bool__(self) -> bool:
+        return bool(self.listed or self._tensors)
+
+    def take(self, values: Sequence) -> tuple[list, list[list[int]]]:
+        """The values with the host inputs as lists or tensors, and the lists alone."""
+        values, lists, legal = list(values), [], self._legal
+        for number, position in enumerate(self.listed):
+            items = self._items(position, values[position])
+            if items != legal[number]:
+                self._check(position, items)
+                legal[number] = items
+            values[position] = items
+            lists.append(items)
+        for position in self._tensors:
+            if not isinstance(values[position], torch.Tensor):
+                items = self._items(position, values[position])
+                self._check(position, items)
+                values[position] = torch.tensor(items, dtype=torch.int64, device=self._device)
+            elif values[position].device.type == "cpu":
+                values[position] = values[position].to(self._device)
+        return values, lists
+
+    def _items(self, position: int, value: object) -> list[int]:
+        """The value as a list that is nobody else's."""
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return list(value)
+        if isinstance(value, torch.Tensor):
+            if value.dtype is torch.int64 and value.dim() == 1 and value.device.type == "cpu":
+                return value.tolist()
+            raise self._refused(position, f"a tensor {value.dtype} {list(value.shape)} on {value.device}")
+        raise self._refused(position, f"a {kind.__name__}")
+
+    def _check(self, position: int, items: list) -> None:
+        if set(map(type, items)) - {int}:
+            raise self._refused(position, f"a {next(type(item) for item in items if type(item) is not int).__name__}")
+        low, high = self._specs[position].value_range
+        if items and not (low <= min(items) and max(items) < high):
+            raise self._refused(position, f"values from {min(items)} to {max(items)}")
+
+    def _refused(self, position: int, got: str) -> ArgumentError:
+        spec = self._specs[position]
+        low, high = spec.value_range
+        return ArgumentError(
+            f"the host input {spec.name!r} does not fit", where=self._where, got=got,
+            expected=f"a list, a tuple or an int64 tensor on the CPU, of one dimension, with ints from {low:g} to "
+            f"{high - 1:g}",
+        )  # fmt: skip

@@ -1,0 +1,266 @@
+"""A bucket's instructions, bound to fixed addresses: what a device captures and replays."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..devices import Space as DeviceSpace
+from ..devices.host_call import HostCall
+from ..errors import CaptureError, MalformedError
+from ..format.rules import READ_ONLY
+from ..format.schema import (
+    Bucket,
+    DeviceArg,
+    DTypeArg,
+    Form,
+    HostArg,
+    Instruction,
+    LayoutArg,
+    MemoryFormatArg,
+    Placement,
+    Program,
+    Space,
+    TensorArg,
+    WorkspaceArg,
+)
+from ..format.torch_names import dtype, layout, memory_format
+from ..format.written import written_arguments, written_names
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory that programs address: the space with the arena, constants and states in the program's order, and
+    the caller's tensors that are used in place, by their position among the inputs."""
+
+    space: DeviceSpace
+    constants: Sequence[torch.Tensor]
+    states: Sequence[torch.Tensor]
+    in_place: Mapping[int, torch.Tensor]
+    lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One bucket at fixed addresses: its tensors for inputs and outputs, and the calls of a replay in order.
+
+    `nodes` names each call as the builder's graph did, for errors; `addressed` is where the last byte of the arena that
+    a tensor reaches ends. `updated` are the calls with host arguments.
+    """
+
+    where: str
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    calls: tuple[Callable[[], object], ...]
+    nodes: tuple[str, ...]
+    addressed: int
+    updated: tuple[HostCall, ...] = ()
+
+    def run(self) -> None:
+        """Make the calls. Raises CaptureError, naming the bucket and the instruction, where one fails."""
+        done = 0
+        try:
+            for call in self.calls:
+                call()
+                done += 1
+        except Exception as error:
+            what = f"instruction {done} ({self.nodes[done]}) failed: {error}"
+            raise CaptureError(what, where=self.where) from error
+
+
+def bind(
+    program: Program,
+    bucket: Bucket,
+    memory: Memory,
+    ops: Sequence[torch._ops.OpOverload],
+    device: torch.device,
+    where: str,
+) -> Bound:
+    """Resolve every tensor and argument of `bucket` once, so that a replay only calls.
+
+    `ops` are the program's ops, resolved; `where` names the bucket in errors. Raises MalformedError where an
+    instruction does not fit its op.
+    """
+    tensors = Tensors(program, bucket, memory)
+    calls: list[Callable[[], object]] = []
+    nodes: list[str] = []
+    updated: list[HostCall] = []
+    stream = 0
+    for item in (program.instructions[number] for number in bucket.code):
+        if item.stream != stream:
+            stream = item.stream
+            calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
+            nodes.append(item.node)
+        made = _event(item, memory.space) or call(item, ops, tensors, device, memory.lists)
+        if isinstance(made, HostCall):
+            updated.append(made)
+            made = functools.partial(memory.space.grouped, made)
+        calls.append(made)
+        nodes.append(item.node)
+    if stream:
+        calls.append(functools.partial(memory.space.switch, 0, 0))
+        nodes.append("the end")
+    inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
+    return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
+
+
+def _priority(bucket: Bucket, stream: int) -> int:
+    return bucket.priorities[stream] if bucket.priorities and stream else 0
+
+
+def _event(item: Instruction, space: DeviceSpace) -> Callable[[], object] | None:
+    if item.form == Form.RECORD:
+        return functools.partial(space.record, item.args[0])
+    return functools.partial(space.wait, item.args[0]) if item.form == Form.WAIT else None
+
+
+class Tensors:
+    """The tensors of one bucket by number, each made at its first use."""
+
+    def __init__(self, program: Program, bucket: Bucket, memory: Memory):
+        self._program, self._bucket, self._memory = program, bucket, memory
+        self._made: dict[int, torch.Tensor] = {}
+        self._views: dict[torch.dtype, torch.Tensor] = {}
+        self.addressed = 0  # where the last byte of the arena that any of them reaches ends
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number not in self._made:
+            self._made[number] = self._make(self._bucket.tensors[number])
+        return self._made[number]
+
+    def space(self, number: int) -> int:
+        return self._bucket.tensors[number].space
+
+    def _make(self, item: Placement) -> torch.Tensor:
+        found = self._program.layouts[item.layout]
+        kind = dtype(found.dtype)
+        base, start = self._base(item, kind)
+        made = base.as_strided(found.shape, found.strides, base.storage_offset() + start // kind.itemsize)
+        if base is self._views.get(kind) and made.numel():
+            reach = 1 + sum((size - 1) * stride for size, stride in zip(found.shape, found.strides))
+            self.addressed = max(self.addressed, start + reach * kind.itemsize)
+        return made
+
+    def _base(self, item: Placement, kind: torch.dtype) -> tuple[torch.Tensor, int]:
+        """A tensor of the dtype `kind` over the memory of `item`, and the bytes from its beginning to the item's."""
+        memory, start = self._memory, item.offset
+        if item.space == Space.ARENA:
+            return self._arena(kind), start
+        if item.space in (Space.INPUT, Space.CALLER):
+            if item.index not in memory.in_place:
+                return self._arena(kind), self._bucket.input_offsets[item.index] + start
+            base = memory.in_place[item.index]
+        else:
+            base = (memory.constants if item.space == Space.CONSTANT else memory.states)[item.index]
+        return as_dtype(base, kind), start
+
+    def _arena(self, kind: torch.dtype) -> torch.Tensor:
+        if kind not in self._views:
+            self._views[kind] = self._memory.space.arena.view(kind)
+        return self._views[kind]
+
+
+def as_dtype(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """The bytes of a tensor without gaps, from its first on, as numbers of another dtype, in one dimension; the tensor
+    itself where it is of that dtype. What is left over at the end is left out. See `can_be`."""
+    if tensor.dtype == kind:
+        return tensor
+    flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return flat[: flat.numel() // kind.itemsize * kind.itemsize].view(kind)
+
+
+def can_be(tensor: torch.Tensor, kind: torch.dtype) -> bool:
+    """Whether a tensor begins where numbers of another dtype may."""
+    return not tensor.storage_offset() * tensor.element_size() % kind.itemsize and not tensor.data_ptr() % kind.itemsize
+
+
+def call(
+    instruction: Instruction,
+    ops: Sequence[torch._ops.OpOverload],
+    tensors: Tensors,
+    device: torch.device,
+    lists: Mapping[int, list[int]],
+) -> Callable[[], object]:
+    """The instruction as a call without arguments, with `lists` as its host arguments. Raises MalformedError where it
+    does not fit its op."""
+    op = ops[instruction.op]
+    args = [_value(arg, tensors, device) for arg in instruction.args]
+    plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
+    kwargs = {name: _value(arg, tensors, device) for name, arg in plain}
+    given = dict(kwargs)
+    written = written_names(op._schema)
+    _refuse_read_only(instruction, op, tensors, written)
+    if instruction.form == Form.COPY:
+        targets = [None if number < 0 else tensors[number] for number in instruction.outs]
+        return _copying(functools.partial(op, *args, **kwargs), targets)
+    if instruction.form == Form.OUT:
+        together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
+        if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
+            raise MalformedError(f"{op} does not take {len(instruction.outs)} out arguments", where=instruction.node)
+        if together:
+            written, kwargs["out"] = (), [tensors[number] for number in instruction.outs]
+        kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
+    if len(plain) < len(instruction.kwargs):
+        return _host_call(instruction, ops, args, kwargs, given, lists)
+    return functools.partial(op, *args, **kwargs)
+
+
+def _host_call(
+    instruction: Instruction,
+    ops: Sequence[torch._ops.OpOverload],
+    args: list,
+    kwargs: dict,
+    given: dict,
+    lists: Mapping[int, list[int]],
+) -> HostCall:
+    """`given` are the keyword arguments but for results, of which the workspace depends."""
+    numbers = {position: number for number, position in enumerate(lists)}
+    inputs = {name: numbers[arg.input] for name, arg in instruction.kwargs if isinstance(arg, HostArg)}
+    measure = None
+    for arg in (arg for _, arg in instruction.kwargs if isinstance(arg, WorkspaceArg)):
+        if ops[arg.op]._schema.is_mutable:
+            raise MalformedError(f"{ops[arg.op]} is no measure of a workspace", where=instruction.node)
+        lowest = {name: lists[arg.input] for name, arg in instruction.kwargs if isinstance(arg, HostArg)}
+        measure = functools.partial(ops[arg.op], *args, **given, **lowest)
+    made = HostCall(instruction.node, ops[instruction.op], args, kwargs, inputs, measure)
+    made.set(list(lists.values()))
+    return made
+
+
+def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:
+    """`call`, with its results copied into `targets`; a result of another shape is an error, never broadcast."""
+
+    def run() -> None:
+        results = call()
+        for target, result in zip(targets, (results,) if isinstance(results, torch.Tensor) else results, strict=True):
+            if target is None:
+                continue
+            if result.shape != target.shape:
+                raise RuntimeError(f"a result has the shape {list(result.shape)}, planned were {list(target.shape)}")
+            target.copy_(result)
+
+    return run
+
+
+def _value(arg: object, tensors: Tensors, device: torch.device) -> object:
+    if isinstance(arg, TensorArg):
+        return tensors[arg.index]
+    if isinstance(arg, tuple):
+        return [_value(item, tensors, device) for item in arg]
+    if isinstance(arg, DeviceArg):
+        return device
+    named = _NAMED.get(type(arg))
+    return named(arg.name) if named else arg
+
+
+_NAMED = {DTypeArg: dtype, MemoryFormatArg: memory_format, LayoutArg: layout}
+
+
+def _refuse_read_only(
+    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, written: list[str]
+) -> None:
+    for arg in written_arguments(instruction, op._schema, written):
+        if tensors.space(arg.index) in READ_ONLY:
+            what = "a constant" if tensors.space(arg.index) == Space.CONSTANT else "a user input"
+            raise MalformedError(f"{op} would write into {what}", where=instruction.node)

@@ -1,0 +1,283 @@
+"""How much memory an artifact takes: worked out from its program alone, before anything is allocated."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from ..errors import MalformedError, MemoryBudgetError
+from ..format.schema import Bucket, Constant, Form, Instruction, Layout, Program, Space
+from ..format.sizes import describe
+from ..format.text import table
+from ..format.torch_names import dtype
+from ..format.written import written_arguments, written_names
+
+FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
+_MIB = 1 << 20
+_BLOCK = 512  # bytes; torch's caching allocators hand out multiples of it
+_PADDING = {"npu": 32, "cuda": 0}  # bytes that the allocator adds to each block
+
+ROUNDING = {
+    "cpu": "host memory is allocated as promised",
+    "cuda": "the allocator rounds a block to 512 bytes, and reserves 2 MiB for blocks up to 1 MiB, 20 MiB for one "
+    "below 10 MiB, and whole 2 MiB beyond",
+}
+ROUNDING["npu"] = ROUNDING["cuda"].replace("512 bytes", "512 bytes after adding 32")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a load decides: the kind of device, TorchAir's options, and the arena that a shared pool has already."""
+
+    kind: str
+    apart: bool = False
+    output_clone: bool = False
+    arena_there: int = 0
+
+
+@dataclass(frozen=True)
+class Item:
+    """Bytes for one purpose: as promised, and what the allocator reserves for them at most."""
+
+    name: str
+    nbytes: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one bucket needs in bytes: its plan's height, what its instructions allocate beside it, what the allocator
+    reserves for both, how much of the plan holds copies of inputs and what it returns, and how much of that is handed
+    out as tensors of its own; what it takes to warm up, and to
+    set inputs aside that lie where a call writes; and what the allocator reserves for these two."""
+
+    entry: str
+    bucket: str
+    height: int
+    lower_bound: int
+    fresh: int
+    reserved: int
+    inputs: int
+    outputs: int
+    cloned: int
+    warm_up: int
+    aside: int
+    meanwhile: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry}: {self.bucket}"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a load takes in bytes, by purpose; and for a while, once the rest is there, what it takes to warm up and to
+    set inputs aside."""
+
+    kind: str
+    items: tuple[Item, ...]
+    needs: tuple[Need, ...]
+
+    @property
+    def warm_up(self) -> int:
+        """One bucket after the other."""
+        return max(need.warm_up for need in self.needs)
+
+    @property
+    def aside(self) -> int:
+        """Copies of inputs that lie where the call that they are for writes, as outputs of an earlier call may: taken
+        at such a call and given back at its end."""
+        return max(need.aside for need in self.needs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+    @property
+    def reserved(self) -> int:
+        return sum(item.reserved for item in self.items)
+
+    @property
+    def peak(self) -> int:
+        """The most that is reserved at one time, while loading or in a call."""
+        return self.reserved + max(need.meanwhile for need in self.needs)
+
+    def as_dict(self) -> dict:
+        totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "aside": self.aside}
+        totals["peak"] = self.peak
+        return {**asdict(self), **totals}
+
+    def __str__(self) -> str:
+        rows = [[i.name, i.nbytes, i.reserved] for i in self.items if i.nbytes or i.name in _ALWAYS]
+        rows.append(["in all", self.nbytes, self.reserved])
+        if self.warm_up:
+            rows.append(["for a while, to warm up", self.warm_up, segment(self.kind, self.warm_up)])
+        if self.aside:
+            rows.append(["for a while, inputs set aside", self.aside, segment(self.kind, self.aside)])
+        cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
+        return table(["memory", "promised", "reserved at most"], cells)
+
+    def by_bucket(self, most: int | None = None) -> str:
+        """A table of what each bucket needs, or only the `most` largest."""
+        head = ["bucket", "arena bytes", "lower bound", "over", "beside the arena", "inputs", "outputs"]
+        rows = [
+            [n.name, f"{n.height:,}", f"{n.lower_bound:,}", f"{n.height / max(1, n.lower_bound) - 1:.2%}",
+             f"{n.fresh:,}", f"{n.inputs:,}", f"{n.outputs:,}"]
+            for n in (self.needs if most is None else sorted(self.needs, key=lambda n: -n.reserved)[:most])
+        ]  # fmt: skip
+        return table(head, rows)
+
+
+_SHOWN = 8  # buckets in a message
+_ALWAYS = ("weights", "state", "arena")
+
+
+def promise(program: Program, terms: Terms) -> Promise:
+    """What a load of `program` takes under `terms`."""
+    kind, step = terms.kind, program.alignment
+    needs = tuple(_needs(program, kind))
+    apart = terms.apart and not terms.arena_there
+    streams = max(bucket.streams for entry in program.entry_points for bucket in entry.buckets)
+    weights = _together(kind, program.constants)
+    state = _together(kind, [program.constants[item.constant] for item in program.state])
+    outputs = max(need.outputs if terms.output_clone else need.cloned for need in needs)
+    arenas = [_round_up(need.height, step) for need in needs] if apart else [program.arena]
+    if terms.arena_there >= program.arena:
+        arenas = []  # a larger one is allocated before the smaller goes, so any growth counts whole
+    fresh = [need.fresh for need in needs] if apart else [max(need.fresh for need in needs)]
+    items = (
+        Item("weights", weights, segment(kind, weights)),
+        Item("state", state, segment(kind, state)),
+        Item("arena", sum(arenas), sum(segment(kind, nbytes) for nbytes in arenas)),
+        Item(FRESH, sum(fresh), sum(segment(kind, nbytes) for nbytes in fresh)),
+        Item(WORKSPACE, *2 * (program.reserve.workspace * streams,)),
+        Item("outputs kept by the caller, one call's", outputs, segment(kind, outputs)),
+        Item("reserve for the device", *2 * (program.reserve.device,)),
+    )
+    return Promise(kind, items, needs)
+
+
+def segment(kind: str, nbytes: int) -> int:
+    """What the allocator of a device reserves at most for a block of `nbytes`.
+
+    Source: torch/csrc and c10/cuda/CUDACachingAllocator.cpp (kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc,
+    kRoundLarge), from which torch_npu's allocator is derived.
+    """
+    if kind == "cpu" or not nbytes:
+        return nbytes
+    taken = _round_up(nbytes + _PADDING[kind], _BLOCK)
+    if taken <= _MIB:
+        return 2 * _MIB
+    return 20 * _MIB if taken < 10 * _MIB else _round_up(taken, 2 * _MIB)
+
+
+def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None:
+    """Raises MemoryBudgetError, with the table and what would make it fit, where more than `limit` bytes would be
+    taken; `whose` says who set the limit."""
+    if promised.peak > limit:
+        raise MemoryBudgetError(
+            "the model would take more memory than there is for it", where=where,
+            expected=f"at most {limit:,} bytes ({whose})",
+            got=f"{promised.peak:,} bytes, {promised.peak - limit:,} too many\n{indented(promised)}",
+            fix=what_fits(promised, limit),
+        )  # fmt: skip
+
+
+def what_fits(promised: Promise, limit: int) -> str:
+    """Which buckets to leave out, or to make smaller by how much, so that the rest takes at most `limit` bytes."""
+    takes = {need: need.reserved + need.meanwhile for need in promised.needs}
+    rest = promised.reserved - max(need.reserved for need in promised.needs)
+    kept = [need for need in promised.needs if rest + takes[need] <= limit]
+    if not kept:
+        over = rest + min(takes.values()) - limit
+        return f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller " \
+            "model, narrower dtypes or a larger device"  # fmt: skip
+    dropped = sorted((need for need in promised.needs if need not in kept), key=takes.__getitem__)
+    names = "; ".join(need.name for need in dropped[:4]) + (f" and {len(dropped) - 4} more" if dropped[4:] else "")
+    least = f"or make {dropped[-1].name} {rest + takes[dropped[-1]] - limit:,} bytes smaller"
+    after = rest + max(need.reserved for need in kept) + max(need.meanwhile for need in kept)
+    return f"build without the bucket {names}: it takes {after:,} bytes then; {least} (a smaller batch or length)"
+
+
+def _needs(program: Program, kind: str) -> Iterator[Need]:
+    for entry in program.entry_points:
+        for bucket in entry.buckets:
+            fresh, height = fresh_bytes(bucket), _round_up(bucket.height, program.alignment)
+            copies = [n for n, offset in zip(bucket.inputs, bucket.input_offsets) if offset >= 0]
+            inputs = [program.layouts[bucket.tensors[n].layout] for n in copies]
+            outputs = [_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs]
+            warm_up, aside = 0 if kind == "cpu" else _warm_up(program, bucket), _together(kind, inputs)
+            yield Need(
+                entry.name,
+                describe(entry, bucket.sizes),
+                bucket.height,
+                bucket.lower_bound,
+                fresh,
+                segment(kind, height) + segment(kind, fresh),
+                sum(map(_layout_bytes, inputs)),
+                sum(outputs),
+                sum(nbytes for nbytes, item in zip(outputs, entry.outputs) if item.clone),
+                warm_up,
+                aside,
+                segment(kind, warm_up) + segment(kind, aside),
+            )
+
+
+def fresh_bytes(bucket: Bucket) -> int:
+    """What a bucket's instructions allocate beside the arena: on each stream one at a time."""
+    streams = {item.stream for item in bucket.fresh}
+    return sum(max(item.nbytes for item in bucket.fresh if item.stream == stream) for stream in streams)
+
+
+def _together(kind: str, constants: Sequence[Constant | Layout]) -> int:
+    """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
+    step = 1 if kind == "cpu" else _BLOCK
+    return sum(_round_up(_layout_bytes(constant), step) for constant in constants)
+
+
+def _warm_up(program: Program, bucket: Bucket) -> int:
+    """What the first run of the instructions takes beside the rest: results of ops without an out variant, outside of
+    the pool, and a copy of what lives on and is written."""
+    copies = [_written_bytes(program, bucket, program.instructions[number]) for number in set(bucket.code)]
+    return max(copies, default=0) + fresh_bytes(bucket)
+
+
+def _written_bytes(program: Program, bucket: Bucket, item: Instruction) -> int:
+    if item.form in (Form.RECORD, Form.WAIT):
+        return 0
+    schema, written = _written(program.ops[item.op].schema)
+    numbers = {*(n for n in item.outs if n >= 0), *(arg.index for arg in written_arguments(item, schema, written))}
+    found = 0
+    for space, index in {(bucket.tensors[n].space, bucket.tensors[n].index) for n in numbers}:
+        if space == Space.STATE:
+            found += _layout_bytes(program.constants[program.state[index].constant])
+        elif space == Space.CALLER:
+            found += _layout_bytes(program.layouts[bucket.tensors[bucket.inputs[index]].layout])
+    return found
+
+
+@functools.cache
+def _written(schema: str) -> tuple[torch.FunctionSchema, list[str]]:
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as error:
+        raise MalformedError("the schema of an op is none", where=schema) from error
+    return parsed, written_names(parsed)
+
+
+def _layout_bytes(item: Constant | Layout) -> int:
+    total = dtype(item.dtype).itemsize
+    for size in item.shape:
+        total *= size
+    return total
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def indented(promised: Promise) -> str:
+    """The table, and that of the largest buckets, for the inside of a message."""
+    text = f"{promised}\n{promised.by_bucket(_SHOWN)}"
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,116 @@
+"""The golden tensors: what the original model answered at build time, and whether the artifact still answers so."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..artifact.open import read_golden
+from ..errors import MalformedError
+from ..format.schema import EntryPoint, Tolerance
+from ..format.sizes import describe
+from .loaded import Loaded
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # what came, what is golden
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The largest absolute error over the outputs of one bucket, and whether every element is within tolerance."""
+
+    entry: str
+    bucket: str
+    max_abs_error: float
+    within: bool
+
+
+def key(entry: str, bucket: int, side: str, name: object) -> str:
+    """The name of a golden tensor. `side`: "in", "out", "after" (a mutated input afterwards) or "state" (likewise)."""
+    return f"{entry}.{bucket}.{side}.{name}"
+
+
+def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`after` as golden tensors: whole under `name`, or, where that is less, the flat positions where it differs from
+    `before` (`NAME.at`) and what is there (`NAME.is`). A step of a language model writes a few rows of its caches."""
+    before, after = before.reshape(-1), after.contiguous()
+    at = (before.view(torch.uint8) != after.view(-1).view(torch.uint8)).view(-1, after.element_size()).any(1).nonzero()
+    at = at.flatten()
+    if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
+        return {name: after}
+    return {f"{name}.at": at, f"{name}.is": after.view(-1)[at]}
+
+
+def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> tuple[float, bool]:
+    """(largest absolute error, whether all elements are within `atol + rtol * |want|`).
+
+    NaN equals NaN and an infinity equals itself; a NaN or infinity against anything else is an infinite error.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf"), False
+    if not got.numel():
+        return 0.0, True
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    got, want = got.to(wide), want.to(wide)
+    same = (got == want) | (got.isnan() & want.isnan())
+    error = torch.where(same, 0.0, (got - want).abs())
+    error = torch.where(error.isnan(), torch.inf, error)
+    bound = atol + rtol * torch.where(want.isfinite(), want.abs(), 0.0)
+    return float(error.max()), bool((error <= bound).all())
+
+
+def replay_golden(model: Loaded) -> Iterator[Comparison]:
+    """Replay the golden inputs of every bucket, and compare."""
+    golden = read_golden(model.artifact)
+    for entry in model.program.entry_points:
+        for number in range(len(entry.buckets)):
+            # No name for the outputs: the next replay overwrites them, and would say that they are held.
+            yield compare_bucket(replay_bucket(model, golden, entry, number), entry, number, model.program.tolerance)
+
+
+def replay_bucket(model: Loaded, golden: Mapping[str, torch.Tensor], entry: EntryPoint, number: int) -> list[Pair]:
+    """Replay the golden inputs of one bucket; what came and what is golden, on the host: outputs, mutated inputs,
+    states, which keep what the call left in them."""
+    given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
+    homes = ["cpu" if spec.host else model.device for spec in entry.inputs]
+    given = [tensor.to(home, copy=True) for tensor, home in zip(given, homes)]
+    model.reset_state()
+    mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
+    lasting = [("after", mutated), ("state", model.state)]
+    wanted = [
+        (tensor, take_changed(golden, key(entry.name, number, side, name), tensor))
+        for side, tensors in lasting
+        for name, tensor in tensors.items()
+    ]
+    outputs = model.entry_points[entry.name].flat(given)
+    pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
+    return [(got.cpu(), want) for got, want in (*pairs, *wanted)]
+
+
+def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolerance: Tolerance) -> Comparison:
+    """What `replay_bucket` gave, within the tolerance or not."""
+    results = [compare(got, want, tolerance.atol, tolerance.rtol) for got, want in pairs]
+    return Comparison(
+        entry.name,
+        describe(entry, entry.buckets[number].sizes),
+        max((error for error, _ in results), default=0.0),
+        all(within for _, within in results),
+    )
+
+
+def take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Tensor) -> torch.Tensor:
+    """What `changes` stored, of a tensor that is `before` now."""
+    if name in golden:
+        return golden[name]
+    at, values = _take(golden, f"{name}.at"), _take(golden, f"{name}.is")
+    fits = at.dtype == torch.int64 and at.dim() == 1 and values.shape == at.shape and values.dtype == before.dtype
+    if not fits or (at.numel() and not 0 <= int(at.min()) <= int(at.max()) < before.numel()):
+        raise MalformedError(f"the golden tensor {name!r} is changed at places that it does not have")
+    after = before.detach().to("cpu", copy=True).contiguous()
+    after.view(-1)[at] = values
+    return after
+
+
+def _take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in golden:
+        raise MalformedError(f"the golden tensor {name!r} is missing")
+    return golden[name]

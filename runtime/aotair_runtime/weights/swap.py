@@ -1,0 +1,220 @@
+"""New values for the weights of a loaded model: all are checked, then all written, replayed, and kept or taken back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from ..artifact.open import Artifact, read_golden, read_program, with_weights
+from ..errors import WeightsError
+from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
+from ..format.sizes import describe
+from ..format.torch_names import dtype
+from .golden import Pair, compare_bucket, replay_bucket
+from .loaded import Loaded
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Checked values for constants, by number: each is read, mapped, when it is asked for. `tolerance`: what the golden
+    tensors that belong to them are compared within; None: there are none, and outputs have to be finite."""
+
+    where: str
+    read: Mapping[int, Callable[[], torch.Tensor]]
+    golden: Mapping[str, torch.Tensor]
+    tolerance: Tolerance | None
+
+
+def read_weights(path: Path, artifact: Artifact, *, strict: bool, cast: bool) -> Weights:
+    """The weights at `path` for a model of `artifact`, checked whole. Raises WeightsError or an ArtifactError."""
+    if (path / PROGRAM_FILE).is_file():
+        return _of_artifact(path, artifact.program)
+    golden = read_golden(artifact)
+    checkpoint = open_checkpoint(path)
+    _check_derived(artifact.program, str(path))
+    chosen = _chosen(artifact.program, checkpoint, strict)
+    _check_shapes(artifact.program, checkpoint, chosen, cast)
+    read = {number: _reader(checkpoint, artifact.program.constants[number], names) for number, names in chosen.items()}
+    return Weights(str(path), read, golden, None)
+
+
+def swap(model: Loaded, weights: Weights, constants: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> None:
+    """Write the weights into `constants`, which are those of the model, and replay; where anything fails, put back what
+    was there and raise. The caller holds the lock of the model's pools, and the device has nothing left to do."""
+    written = {number: constants[number] for number in weights.read}
+    kept = [(tensor, tensor.cpu().clone()) for tensor in (*written.values(), *states)]
+    try:
+        for number, tensor in written.items():
+            tensor.copy_(weights.read[number]())
+        model.synchronize()
+        _replay(model, weights)
+        model.reset_state()
+        model.synchronize()
+    except BaseException as error:
+        _put_back(model, kept, error)
+        raise
+
+
+def _put_back(model: Loaded, kept: Sequence[tuple[torch.Tensor, torch.Tensor]], error: BaseException) -> None:
+    try:
+        for tensor, old in kept:
+            tensor.copy_(old)
+        model.synchronize()
+        whole = all(same_bytes(pair) for pair in kept)
+    except RuntimeError as fault:
+        model.close()
+        raise WeightsError(f"the old weights could not be put back, and the model is closed: {fault}") from error
+    if not whole:
+        model.close()
+        raise WeightsError("the old weights did not come back as they were, and the model is closed") from error
+
+
+# ---- an artifact ---------------------------------------------------------------------------------------------------
+
+
+def _of_artifact(path: Path, program: Program) -> Weights:
+    other = read_program(path)
+    _check_alike(program, other, str(path))
+    found = with_weights(path, other)
+    read = {number: _giver(tensor) for number, tensor in enumerate(found.constants)}
+    return Weights(str(path), read, read_golden(found), other.tolerance)
+
+
+def _giver(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor
+
+
+def _check_alike(mine: Program, other: Program, where: str) -> None:
+    """Raises WeightsError where two artifacts differ in anything but names, weights, proofs and what is golden."""
+    fix = "build it with: aotair build RECIPE --like ARTIFACT, the one that is loaded"
+    here, there = ([f"{c.name} {c.dtype}{list(c.shape)}" for c in p.constants] for p in (mine, other))
+    if here != there:
+        names = [text for text in (*here, *there) if text not in here or text not in there]
+        raise WeightsError("the artifact has other constants than the model", where=where, got=some(names), fix=fix)
+    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points"):
+        one, two = (
+            [_unproved(entry) for entry in p.entry_points] if field == "entry_points" else getattr(p, field)
+            for p in (mine, other)
+        )
+        if one != two:
+            raise WeightsError(f"the artifact has other {field} than the model", where=where, fix=fix)
+
+
+def _unproved(entry: EntryPoint) -> EntryPoint:
+    return replace(entry, buckets=tuple(replace(bucket, proof=None) for bucket in entry.buckets))
+
+
+# ---- a checkpoint --------------------------------------------------------------------------------------------------
+
+
+def _check_derived(program: Program, where: str) -> None:
+    """Raises WeightsError where the artifact does not say what its constants are, or the build computed some."""
+    if program.constants and not any(constant.kind for constant in program.constants):
+        raise WeightsError(
+            "the artifact does not say which names its weights have in a checkpoint", where=where,
+            fix="build it again with this version, or give an artifact of the new weights",
+        )  # fmt: skip
+    derived = [constant.name for constant in program.constants if constant.kind == "derived"]
+    if derived:
+        raise WeightsError(
+            "the model holds weights that the build computes, as int8 ones, and no checkpoint has", where=where,
+            got=some(derived), fix="build an artifact of the new weights (aotair build --like) and give that",
+        )  # fmt: skip
+
+
+def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int, list[str]]:
+    """For each constant that a checkpoint has, by number, the names of all its values there."""
+    chosen: dict[int, list[str]] = {}
+    missing: list[str] = []
+    known = set(program.unread)
+    for number, constant in enumerate(program.constants):
+        if constant.kind != "weight":
+            continue
+        found = [[name for name in group if name in checkpoint.tensors] for group in constant.names]
+        missing += [group[0] for group, names in zip(constant.names, found) if not names]
+        known |= {name for group in constant.names for name in group}
+        chosen[number] = [name for names in found for name in names]
+    unknown = [name for name in checkpoint.tensors if name not in known]
+    if missing or (strict and unknown):
+        got = [f"{name} (in {checkpoint.tensors[name].file.name})" for name in unknown] if strict else []
+        raise WeightsError(
+            "the names do not match the model's", where=str(checkpoint.path),
+            expected=f"every weight of the model; missing: {some(missing)}",
+            got=f"names the model does not have: {some(got)}",
+            fix="" if missing else "strict=False leaves them out",
+        )  # fmt: skip
+    return chosen
+
+
+def _check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int, list[str]], cast: bool) -> None:
+    """Raises WeightsError where a tensor has another shape or dtype, or where one constant would need two values."""
+    wrong, castable = [], True
+    for number, names in chosen.items():
+        constant = program.constants[number]
+        want = dtype(constant.dtype)
+        for name in names:
+            have = checkpoint.tensors[name]
+            if have.shape != constant.shape or dtype_fault(have.dtype, want, cast):
+                text = f"{str(have.dtype).removeprefix('torch.')}{list(have.shape)} in {have.file.name}"
+                wrong.append(f"{name} is {text}, not {constant.dtype}{list(constant.shape)}")
+                castable &= have.shape == constant.shape and not dtype_fault(have.dtype, want, True)
+    if wrong:
+        fix = "cast=True converts them, or let a build do it (model.dtype)" if castable else ""
+        raise WeightsError("tensors do not fit the model's", where=str(checkpoint.path), got=some(wrong), fix=fix)
+    for number, names in chosen.items():
+        _check_equal(checkpoint, program.constants[number], names)
+
+
+def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str]) -> None:
+    kind = dtype(constant.dtype)
+    for name in names[1:]:
+        if same_bytes(checkpoint.tensor(one).to(kind) for one in (names[0], name)):
+            continue
+        tied = any(names[0] in group and name in group for group in constant.names)
+        raise WeightsError(
+            f"{names[0]} and {name} are one tensor in the artifact and differ here", where=str(checkpoint.path),
+            expected="equal values: " + ("the model ties them" if tied else "they were equal when it was built"),
+            fix="leave one of them out" if tied else "build the artifact with model.share_equal_weights: false",
+        )  # fmt: skip
+
+
+def _reader(checkpoint: Checkpoint, constant: Constant, names: Sequence[str]) -> Callable[[], torch.Tensor]:
+    return lambda: checkpoint.tensor(names[0]).to(dtype(constant.dtype))
+
+
+# ---- golden --------------------------------------------------------------------------------------------------------
+
+
+def _replay(model: Loaded, weights: Weights) -> None:
+    """Every bucket on its golden inputs. Raises WeightsError."""
+    for entry in model.program.entry_points:
+        for number in range(len(entry.buckets)):
+            with model.entry_points[entry.name].aside():
+                pairs = replay_bucket(model, weights.golden, entry, number)
+            _check_answers(pairs, entry, number, weights)
+            del pairs  # views of memory that the next replay overwrites
+
+
+def _check_answers(pairs: Sequence[Pair], entry: EntryPoint, number: int, weights: Weights) -> None:
+    where = f"{weights.where}: {entry.name}, bucket {describe(entry, entry.buckets[number].sizes)}"
+    bound = weights.tolerance
+    if bound is None:
+        if not _finite_where_golden(pairs):
+            raise WeightsError(
+                "with these weights the golden inputs give NaN or infinities, and they were not taken", where=where,
+                expected="finite outputs where the old weights gave finite ones", fix="look for NaN in the checkpoint",
+            )  # fmt: skip
+        return
+    result = compare_bucket(pairs, entry, number, bound)
+    if not result.within:
+        raise WeightsError(
+            "with these weights the model does not answer as their golden tensors say, and they were not taken",
+            where=where, expected=f"within atol {bound.atol:g} and rtol {bound.rtol:g}",
+            got=f"an error of {result.max_abs_error:.3g}", fix="aotair verify says whether the artifact is good",
+        )  # fmt: skip
+
+
+def _finite_where_golden(pairs: Sequence[Pair]) -> bool:
+    return all(bool((got.isfinite() | ~want.isfinite()).all()) for got, want in pairs)
