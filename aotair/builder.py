@@ -23,23 +23,24 @@ from .lower.bodies import defining_packages
 from .model.arguments import in_signatures_order
 from .model.hidden_state import refuse_hidden_state
 from .model.histories import Beginning
-from .model.load import load_model, load_rules, with_functions
-from .model.quantize import quantize
+from .model.load import load_model
+from .model.quantize import Quantised, quantize
 from .model.smallest_sizes import with_least_sizes
 from .pack import lay_down, pack, written_aside
 from .passes import pipeline
 from .passes.observer import Observer
-from .program import build_program
+from .program import Built, build_program
 from .promise import check_budget, promised
 from .prove.prove import on_host, prove
 from .recipe.config import CompilerConfig
 from .recipe.imports import importing_from
-from .recipe.recipe import Recipe, of_model, parse_recipe, read_recipe
+from .recipe.job import Job, job_of
+from .recipe.read import of_model, parse_recipe, read_recipe
+from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import page
 from .reuse import built_like
 from .summary import Bisection, Listener, Summary
-from .target.target import Target
 
 
 def build(
@@ -68,19 +69,17 @@ def build(
     are made anew; where a build might make another program, that is an error.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
-    recipe = _described(recipe, model, parts)
-    if config is not None:
-        if not isinstance(config, CompilerConfig):
-            raise RecipeError("build: config= is none", expected="a CompilerConfig", got=type(config).__name__)
-        recipe = recipe.with_config(config)
-    for option, given in (
-        ("post_grad_custom_pre_pass", post_grad_custom_pre_pass),
-        ("post_grad_custom_post_pass", post_grad_custom_post_pass),
-    ):
-        if given is not None:
-            config = recipe.config.model_copy(update={option: given})
-            recipe = recipe.with_config(config)
-    return Path(build_with_summary(recipe, out, listener or Listener(), like=like).artifact)
+    asked = _asked(recipe, model, parts)
+    if config is not None and not isinstance(config, CompilerConfig):
+        raise RecipeError("build: config= is none", expected="a CompilerConfig", got=type(config).__name__)
+    given = {
+        "post_grad_custom_pre_pass": post_grad_custom_pre_pass,
+        "post_grad_custom_post_pass": post_grad_custom_post_pass,
+    }
+    if passes := {option: function for option, function in given.items() if function is not None}:
+        config = (asked.recipe.config if config is None else config).model_copy(update=passes)
+    asked = replace(asked, config=config)
+    return Path(_build(lambda: asked, out, listener or Listener(), Bisection(), like).artifact)
 
 
 def build_with_summary(
@@ -90,60 +89,8 @@ def build_with_summary(
     bisection: Bisection | None = None,
     like: str | Path | None = None,
 ) -> Summary:
-    clock, bisection = _Clock(listener), bisection or Bisection()
-    with clock.stage("recipe"):
-        recipe = _as_recipe(recipe)
-        target = Path(out) if out is not None else Path(f"{recipe.name}.aotair")
-    with importing_from(recipe.folder), written_aside(target) as folder:
-        observer = _observer(recipe, bisection.max_rewrites)
-        with clock.stage("model"):
-            model, rules = load_model(recipe), load_rules(recipe)
-            quantised = quantize(model, recipe)
-        with clock.stage("export"):
-            recipe = _checked(model, recipe)
-            exported = _exported(model, recipe, observer)
-            nodes_before = _nodes(exported)
-            config = with_functions(recipe)
-            origin = origin_of(exported, recipe.with_config(config), rules, bisection)
-        if like is not None:
-            with clock.stage("like"):
-                built = built_like(Path(like), exported, recipe, origin)
-        else:
-            with clock.stage("passes"):
-                _apply_passes(exported, recipe, observer, rules, bisection.stop_after)
-            with clock.stage("buckets"):
-                built = build_program(exported, recipe, listener.bucket, observer, bisection.stop_after)
-                built = replace(built, program=replace(built.program, origin=origin))
-        check_budget(built.program, recipe)
-        nodes_after = _nodes(exported)
-        explained = _explained(observer, rules)
-        with clock.stage("prove"):
-            proved = prove(lay_down(built, folder), model, recipe, listener.bucket)
-        with clock.stage("pack"):
-            program = pack(proved, page(proved.program, explained.counts(), built.pictures), folder)
-        with clock.stage("check"):
-            _check_written(folder, recipe.where)
-        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
-        summary = Summary(
-            artifact=str(target),
-            nodes_before=nodes_before,
-            nodes_after=nodes_after,
-            buckets=len(proofs),
-            arena=program.arena,
-            weights=(folder / WEIGHTS_FILE).stat().st_size,
-            program=(folder / PROGRAM_FILE).stat().st_size,
-            max_abs_error=max(proof.max_abs_error for proof in proofs),
-            padding_runs=sum(len(proof.padding) for proof in proofs),
-            seconds=clock.seconds,
-            rewrites=observer.rewrites(),
-            quantised=None if quantised is None else asdict(quantised),
-            misses={name: left for name, (_, left) in explained.counts().items() if left},
-            graphs=[one.why for one in exported if one.why],
-            memory=promised(program).peak,
-            budget=recipe.target.memory_budget,
-            packages=defining_packages(op.name for op in program.ops),
-        )
-    return summary
+    """Build an artifact as `build` does, and say what it came to."""
+    return _build(lambda: _asked(recipe), out, listener, bisection or Bisection(), like)
 
 
 def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Program:
@@ -151,11 +98,9 @@ def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """
-    listener = listener or Listener()
-    clock = _Clock(listener)
-    done = _optimised(recipe, clock)
-    with clock.stage("buckets"):
-        return build_program(done.exported, done.recipe, listener.bucket, done.observer).program
+    with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
+        line.optimise()
+        return line.planned().program
 
 
 def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:
@@ -163,76 +108,194 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """
-    done = _optimised(recipe, _Clock(listener or Listener()))
-    return _explained(done.observer, done.rules)
+    with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
+        line.optimise()
+        return line.explained()
+
+
+def _build(
+    ask: "Callable[[], _Asked]", out: str | Path | None, listener: Listener, bisection: Bisection, like: object
+) -> Summary:
+    clock = _Clock(listener)
+    with _begun(ask, clock, bisection, out, write=True) as line:
+        if like is None:
+            line.optimise()
+            built = line.planned()
+        else:
+            built = line.taken_from(Path(like))
+        return line.written(built)
+
+
+# ---- what is asked for -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Optimised:
-    """A recipe's graphs after all passes, and who watched them."""
+class _Asked:
+    """A recipe, a model that is there already instead of its factory, and a config instead of its own."""
 
     recipe: Recipe
+    model: torch.nn.Module | None = None
+    config: CompilerConfig | None = None
+
+
+def _asked(recipe: object, model: torch.nn.Module | None = None, parts: dict[str, object] | None = None) -> _Asked:
+    if model is not None and recipe is None:
+        return _Asked(of_model(model, parts or {}), model)
+    if recipe is None or model is not None or parts:
+        given = {"a recipe": recipe is not None, "model=": model is not None} | dict.fromkeys(parts or {}, True)
+        raise RecipeError(
+            "build: what to build is described twice, or not at all",
+            expected="a recipe and nothing beside it, or model= and the other parts of a recipe",
+            got=", ".join(name for name, there in given.items() if there) or "neither",
+        )
+    return _Asked(_as_recipe(recipe))
+
+
+def _as_recipe(recipe: object) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, (str, Path, dict)):
+        raise RecipeError(
+            "build: this is no recipe", expected="the path of a YAML file, its contents as a dict, or a Recipe",
+            got=type(recipe).__name__, fix="pass a model as model=",
+        )  # fmt: skip
+    return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
+
+
+# ---- the line --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _begun(
+    ask: Callable[[], _Asked], clock: "_Clock", bisection: Bisection, out: str | Path | None = None, write: bool = False
+) -> Iterator["_Line"]:
+    """The line, as far as to the exported graphs. What the recipe's folder holds can be imported within, and what is
+    written to `_Line.folder` becomes the artifact at its end."""
+    with clock.stage("recipe"):
+        asked = ask()
+    name = asked.recipe.name
+    target = Path(out) if out is not None else Path(f"{name}.aotair")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(importing_from(asked.recipe.folder))
+        folder = stack.enter_context(written_aside(target)) if write else None
+        with clock.stage("model"):
+            job = job_of(asked.recipe, given=asked.model, config=asked.config)
+            model = load_model(job)
+            quantised = quantize(model, job)
+        with clock.stage("export"):
+            job = _checked(model, job)
+            observer = _observer(job, bisection.max_rewrites)
+            exported = _exported(model, job, observer)
+        yield _Line(job, model, quantised, exported, observer, bisection, clock, target, folder)
+
+
+@dataclass
+class _Line:
+    """The stages after the export, each of which takes what those before have made."""
+
+    job: Job
+    model: torch.nn.Module
+    quantised: Quantised | None
     exported: Sequence[Exported]
     observer: Observer
-    rules: Sequence[fusion.Rule]
+    bisection: Bisection
+    clock: "_Clock"
+    target: Path
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        self.nodes_before = _nodes(self.exported)
+        self.origin = origin_of(self.exported, self.job, self.bisection)
+
+    def optimise(self) -> None:
+        """All passes, over each graph in place."""
+        with self.clock.stage("passes"):
+            for one, label in zip(self.exported, _labels(self.exported), strict=True):
+                with self.observer.over(label):
+                    pipeline.apply(
+                        one.module, self.job.config, self.observer, self.bisection.stop_after, self.job.rules
+                    )
+
+    def planned(self) -> Built:
+        """Each bucket specialised, planned and emitted."""
+        with self.clock.stage("buckets"):
+            built = build_program(
+                self.exported, self.job, self.clock.listener.bucket, self.observer, self.bisection.stop_after
+            )
+            return replace(built, program=replace(built.program, origin=self.origin))
+
+    def taken_from(self, path: Path) -> Built:
+        """Instead: another artifact's program, with this model's weights."""
+        with self.clock.stage("like"):
+            return built_like(path, self.exported, self.job, self.origin)
+
+    def explained(self) -> Explained:
+        """What passes and rules did, and left alone."""
+        rules = (*self.job.rules, *fusion.registered(), *fusion.RULES)
+        return Explained(tuple(self.observer.records), rules)
+
+    def written(self, built: Built) -> Summary:
+        """Proved, packed, and checked as a node would."""
+        check_budget(built.program, self.job.needs, self.job.where)
+        misses = self.explained().counts()
+        with self.clock.stage("prove"):
+            proved = prove(lay_down(built, self.folder), self.model, self.job, self.clock.listener.bucket)
+        with self.clock.stage("pack"):
+            program = pack(proved, page(proved.program, misses, built.pictures), self.folder)
+        with self.clock.stage("check"):
+            _check_written(self.folder, self.job.where)
+        return self._summary(program, misses)
+
+    def _summary(self, program: Program, misses: dict[str, tuple[int, int]]) -> Summary:
+        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
+        return Summary(
+            artifact=str(self.target),
+            nodes_before=self.nodes_before,
+            nodes_after=_nodes(self.exported),
+            buckets=len(proofs),
+            arena=program.arena,
+            weights=(self.folder / WEIGHTS_FILE).stat().st_size,
+            program=(self.folder / PROGRAM_FILE).stat().st_size,
+            max_abs_error=max(proof.max_abs_error for proof in proofs),
+            padding_runs=sum(len(proof.padding) for proof in proofs),
+            seconds=self.clock.seconds,
+            rewrites=self.observer.rewrites(),
+            quantised=None if self.quantised is None else asdict(self.quantised),
+            misses={name: left for name, (_, left) in misses.items() if left},
+            graphs=[one.why for one in self.exported if one.why],
+            memory=promised(program).peak,
+            budget=self.job.needs.memory_budget,
+            packages=defining_packages(op.name for op in program.ops),
+        )
 
 
-def _optimised(recipe: str | Path | dict | Recipe, clock: "_Clock") -> _Optimised:
-    with clock.stage("recipe"):
-        recipe = _as_recipe(recipe)
-        observer = _observer(recipe)
-    with importing_from(recipe.folder):
-        with clock.stage("model"):
-            model, rules = load_model(recipe), load_rules(recipe)
-            quantize(model, recipe)
-        with clock.stage("export"):
-            recipe = _checked(model, recipe)
-            exported = _exported(model, recipe, observer)
-        with clock.stage("passes"):
-            _apply_passes(exported, recipe, observer, rules)
-    return _Optimised(recipe, exported, observer, rules)
-
-
-def _checked(model: torch.nn.Module, recipe: Recipe) -> Recipe:
-    """The recipe, with inputs in the order of the methods' arguments, and with the smallest sizes that the model takes.
+def _checked(model: torch.nn.Module, job: Job) -> Job:
+    """The job, with inputs in the order of the methods' arguments, and with the smallest sizes that the model takes.
     Raises what is wrong with its calls."""
-    for one in recipe.entries():
+    for one in job.entries:
         names = in_signatures_order(getattr(model, one.method), list(one.inputs))
-        recipe = recipe.with_inputs(one.entry, {name: one.inputs[name] for name in names})
-    beginning = Beginning(model, recipe)
-    for one in recipe.entries():
+        job = job.with_entry(replace(one, inputs={name: one.inputs[name] for name in names}))
+    beginning = Beginning(model, job)
+    for one in job.entries:
         try:
             refuse_hidden_state(model, one)
         except ModelError:
             export(model, one)  # where it fails too, it says better why
             raise
-    recipe = with_least_sizes(model, recipe)
+    for one in job.entries:
+        job = job.with_entry(with_least_sizes(model, one))
     beginning.refuse_dependence()
-    return recipe
+    return job
 
 
-def _exported(model: torch.nn.Module, recipe: Recipe, observer: Observer) -> list[Exported]:
+def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Exported]:
     """The graphs of each entry point."""
-    entries = recipe.entries()
-    found = [graph for one in entries for graph in export_buckets(model, one)]
+    found = [graph for one in job.entries for graph in export_buckets(model, one)]
     exported = unified(found, [graph.entry for graph in found])
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):
             observer.stage("export", one.module)
     return exported
-
-
-def _apply_passes(
-    exported: Sequence[Exported],
-    recipe: Recipe,
-    observer: Observer,
-    rules: Sequence[fusion.Rule],
-    stop_after: str | None = None,
-) -> None:
-    config = with_functions(recipe)
-    for one, label in zip(exported, _labels(exported), strict=True):
-        with observer.over(label):
-            pipeline.apply(one.module, config, observer, stop_after, rules)
 
 
 def _labels(exported: Sequence[Exported]) -> list[str]:
@@ -251,40 +314,11 @@ def _nodes(exported: Sequence[Exported]) -> int:
     return sum(len(one.module.graph.nodes) for one in exported)
 
 
-def _explained(observer: Observer, rules: Sequence[fusion.Rule]) -> Explained:
-    return Explained(tuple(observer.records), (*rules, *fusion.registered(), *fusion.RULES))
-
-
-def _described(recipe: object, model: torch.nn.Module | None, parts: dict[str, object]) -> Recipe:
-    """The recipe, or that of a model that is there already."""
-    if model is not None and recipe is None:
-        return of_model(model, parts)
-    if recipe is None or model is not None or parts:
-        given = {"a recipe": recipe is not None, "model=": model is not None} | dict.fromkeys(parts, True)
-        raise RecipeError(
-            "build: what to build is described twice, or not at all",
-            expected="a recipe and nothing beside it, or model= and the other parts of a recipe",
-            got=", ".join(name for name, there in given.items() if there) or "neither",
-        )
-    return _as_recipe(recipe)
-
-
-def _as_recipe(recipe: str | Path | dict | Recipe) -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    if not isinstance(recipe, (str, Path, dict)):
-        raise RecipeError(
-            "build: this is no recipe", expected="the path of a YAML file, its contents as a dict, or a Recipe",
-            got=type(recipe).__name__, fix="pass a model as model=",
-        )  # fmt: skip
-    return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
-
-
-def _observer(recipe: Recipe, max_rewrites: int | None = None) -> Observer:
-    dump = recipe.config.debug.graph_dump
+def _observer(job: Job, max_rewrites: int | None) -> Observer:
+    dump = job.config.debug.graph_dump
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
-    return Observer(Target(recipe.target.device), folder, max_rewrites, dump.type == "py")
+    return Observer(job.target, folder, max_rewrites, dump.type == "py")
 
 
 # How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
@@ -322,11 +356,11 @@ def _check_written(folder: Path, where: str) -> None:
 class _Clock:
     def __init__(self, listener: Listener):
         self.seconds: dict[str, float] = {}
-        self._listener = listener
+        self.listener = listener
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        self._listener.stage(name)
+        self.listener.stage(name)
         start = time.perf_counter()
         try:
             yield

@@ -118,7 +118,7 @@ def build(
 ) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
     from .builder import build_with_summary
-    from .recipe.recipe import read_recipe
+    from .recipe.read import read_recipe
     from .report.progress import Progress, summary_table
     from .summary import Bisection
 
@@ -126,7 +126,7 @@ def build(
     allowed = [*dict.fromkeys((*parsed.target.allow_namespaces, *namespaces))]
     parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update={"allow_namespaces": allowed})})
     if dump_graph is not None:
-        parsed.config.debug.graph_dump.path = str(dump_graph)
+        parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
     with Progress(quiet=as_json) as progress:
         summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like)
     click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
@@ -140,7 +140,7 @@ def build(
 def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: bool) -> None:
     """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
     from .builder import explain as explained
-    from .recipe.recipe import read_recipe
+    from .recipe.read import read_recipe
 
     found = explained(read_recipe(recipe, changes))
     click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
@@ -180,7 +180,7 @@ def plan(
     promise = promised(program)
     click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
     if recipe is not None:
-        check_budget(program, recipe)
+        check_budget(program, recipe.target, recipe.where)
 
 
 def _program(what: Path, changes: tuple[str, ...], quiet: bool):
@@ -192,7 +192,7 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
 
         return None, read_program(what)
     from .builder import plan as planned
-    from .recipe.recipe import read_recipe
+    from .recipe.read import read_recipe
     from .report.progress import Progress
 
     recipe = read_recipe(what, changes)
@@ -380,11 +380,12 @@ def bench(
     if recipe is not None:
         from .model.arguments import by_name
         from .model.load import load_model
-        from .recipe.recipe import read_recipe
+        from .recipe.job import job_of
+        from .recipe.read import read_recipe
 
-        parsed = read_recipe(recipe)
-        original = load_model(parsed)
-        originals = {one.entry: by_name(getattr(original, one.method), one) for one in parsed.entries()}
+        job = job_of(read_recipe(recipe))
+        original = load_model(job)
+        originals = {one.entry: by_name(getattr(original, one.method), one) for one in job.entries}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
     with _loaded(artifact, namespaces, modules, device=device) as model:
         if originals:

@@ -1,5 +1,6 @@
 """What does a program follow from, weights apart? Two builds with equal origins would make equal programs."""
 
+import copy
 import functools
 import hashlib
 import inspect
@@ -16,34 +17,41 @@ from . import fusion
 from .export.export import Exported
 from .graph.show import show
 from .recipe.config import CompilerConfig
-from .recipe.recipe import Recipe
+from .recipe.job import Job
 
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 # What may differ between two checkpoints of one architecture, or is for people.
-_FREE = {
-    "name": True,
-    "model": {"weights": True},
-    "verify": {"seed": True},
-    "config": {"mode": True, "aclgraph_config": True, "debug": {"graph_dump": True}, **dict.fromkeys(_PASSES, True)},
-}
+_FREE = (
+    "name", "model.weights", "verify.seed", "config.mode", "config.aclgraph_config", "config.debug.graph_dump",
+)  # fmt: skip
 
 
-def origin_of(exported: Sequence[Exported], recipe: Recipe, rules: Sequence[fusion.Rule], limits: object) -> Origin:
-    """Of graphs as they were exported, before any pass. `recipe` has its passes imported, `rules` are those it brings,
-    `limits` is what else keeps passes from running. Empty, and so like no other, where the source of one is not found,
-    or where the model was given as an object.
+def origin_of(exported: Sequence[Exported], job: Job, limits: object) -> Origin:
+    """Of graphs as they were exported, before any pass. `limits` is what else keeps passes from running. Empty, and so
+    like no other, where the source of a pass or rule is not found, or where the model was given as an object.
     """
-    if recipe.model_object is not None:
+    if job.given is not None:
         return Origin()
     try:
-        code = _digest("\n".join(_sources(recipe.config, rules)))
+        code = _digest("\n".join(_sources(job.config, job.rules)))
     except (OSError, TypeError):
         return Origin()
     versions = f"torch {torch.__version__}, aotair {aotair_runtime.__version__}"
-    plain = recipe.model_dump(mode="json", exclude=_FREE)
-    text = json.dumps([plain, repr(limits)], sort_keys=True, ensure_ascii=True)
+    text = json.dumps([_written(job), repr(limits)], sort_keys=True, ensure_ascii=True)
     graphs = "\n".join(line for graph in exported for line in _graph(graph))
     return Origin(versions, _digest(text), code, _digest(graphs))
+
+
+def _written(job: Job) -> dict[str, object]:
+    """The recipe as plain data, with the smallest sizes that were found."""
+    plain = copy.deepcopy(dict(job.written))
+    for path in _FREE:
+        *parents, last = path.split(".")
+        functools.reduce(dict.__getitem__, parents, plain).pop(last, None)
+    for one in job.entries:
+        part = plain["entry_points"][one.entry] if plain["entry_points"] else plain
+        part["dimensions"] = {dim: item.model_dump(mode="json") for dim, item in one.dimensions.items()}
+    return plain
 
 
 def _graph(exported: Exported) -> Iterator[str]:

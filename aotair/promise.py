@@ -3,7 +3,7 @@
 from aotair_runtime.format.schema import Program
 from aotair_runtime.memory.promise import Promise, Terms, promise, refuse_beyond
 
-from .recipe.recipe import Recipe
+from .recipe.recipe import TargetPart
 
 
 def promised(program: Program) -> Promise:
@@ -15,14 +15,14 @@ def promised(program: Program) -> Promise:
     )
 
 
-def check_budget(program: Program, recipe: Recipe) -> None:
+def check_budget(program: Program, needs: TargetPart, where: str) -> None:
     """Raises MemoryBudgetError where more is promised than the recipe's budget; a share of a device whose size the
     recipe does not say is checked when the artifact is loaded."""
-    budget, size = recipe.target.memory_budget, recipe.target.device_memory
+    budget, size = needs.memory_budget, needs.device_memory
     whose = "target.memory_budget"
     if isinstance(budget, float):
         whose, budget = f"{budget:.0%} of target.device_memory", None if size is None else int(budget * size)
     elif budget is None:
         whose, budget = "target.device_memory", size
     if budget is not None:
-        refuse_beyond(promised(program), budget, whose, recipe.where)
+        refuse_beyond(promised(program), budget, whose, where)

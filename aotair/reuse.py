@@ -14,7 +14,7 @@ from .errors import RecipeError
 from .export.export import Exported
 from .model.tied_names import Names
 from .program import Built
-from .recipe.recipe import Recipe
+from .recipe.job import Job
 
 _DIFFERS = {
     "versions": "it was built with other versions",
@@ -24,7 +24,7 @@ _DIFFERS = {
 }
 
 
-def built_like(path: Path, exported: Sequence[Exported], recipe: Recipe, origin: Origin) -> Built:
+def built_like(path: Path, exported: Sequence[Exported], job: Job, origin: Origin) -> Built:
     """The program of the artifact at `path`, under the recipe's name, with the exported model's weights.
 
     Raises RecipeError where a build of the recipe might make another program, and an ArtifactError where there is no
@@ -38,16 +38,16 @@ def built_like(path: Path, exported: Sequence[Exported], recipe: Recipe, origin:
     weights = {constant.name: _value(constant, found, names, path) for constant in other.constants}
     # Aside from the model's own: a state goes on changing there.
     weights = {name: value.clone() if name in states else value for name, value in weights.items()}
-    return Built(_fresh(other, recipe), weights, {})
+    return Built(_fresh(other, job), weights, {})
 
 
-def _fresh(other: Program, recipe: Recipe) -> Program:
+def _fresh(other: Program, job: Job) -> Program:
     """Without what belongs to the other weights."""
     entries = tuple(
         replace(entry, buckets=tuple(replace(bucket, proof=None) for bucket in entry.buckets))
         for entry in other.entry_points
     )
-    return replace(other, name=recipe.name, entry_points=entries, files=())
+    return replace(other, name=job.name, entry_points=entries, files=())
 
 
 def _check_origin(other: Origin, mine: Origin, path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from aotair.model.load import load_model
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import read_recipe
 
 from .common import BUILD
 from .startup_node import BATCHES, LENGTHS
@@ -27,7 +28,7 @@ def packages(rebuild: bool) -> list[Path]:
 
 def _build(batch: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    model = load_model(read_recipe("recipes/minilm.yaml"))
+    model = load_model(job_of(read_recipe("recipes/minilm.yaml")))
     # An example length of its own: 16 or 256 would pass for a bound of the range.
     inputs = (torch.full((batch, 60), 7), torch.ones(batch, 60, dtype=torch.int64))
     seq = torch.export.Dim("seq", min=LENGTHS[0], max=LENGTHS[-1])

@@ -15,7 +15,8 @@ import torch
 import aotair
 from aotair.model.load import load_model
 from aotair.model.samples import random_inputs
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import read_recipe
 from aotair.tools.bench import BucketTimes, bench, bench_table
 from aotair_runtime.format.schema import PROGRAM_FILE
 
@@ -31,12 +32,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="time for each bucket of the timing")
     given = parser.parse_args()
     path = artifact("minilm", given.rebuild)
-    recipe = read_recipe("recipes/minilm.yaml")
+    recipe = job_of(read_recipe("recipes/minilm.yaml"))
     original = load_model(recipe)
     with aotair.load(path) as model:
         rows = [*_answers(model, original, recipe), _sentences(model), *_disk(model, path)]
         times = list(bench(model, {"forward": original}, given.seconds))
-        padded = [_host_microseconds(model, random_inputs(recipe, {"batch": b, "seq": s}, 0)) for b, s in _PADDED]
+        padded = [
+            _host_microseconds(model, random_inputs(recipe.entries[0], {"batch": b, "seq": s}, 0)) for b, s in _PADDED
+        ]
     rows += _costs(times, padded)
     print("\n" + bench_table(times) + "\n")
     report(rows, given.json, buckets=[t.as_dict() for t in times])
@@ -47,7 +50,9 @@ def _answers(model: aotair.Model, original: torch.nn.Module, recipe) -> Iterator
     proved = max(bucket.proof.max_abs_error for bucket in buckets)
     fresh = 0.0
     for number, bucket in enumerate(buckets):
-        inputs = random_inputs(recipe, dict(zip(recipe.dims(), bucket.sizes)), _FRESH_STREAM + number)
+        inputs = random_inputs(
+            recipe.entries[0], dict(zip(recipe.entries[0].dims(), bucket.sizes)), _FRESH_STREAM + number
+        )
         inputs["attention_mask"][:, 0] = 1  # no sentence is empty
         with torch.no_grad():
             fresh = max(fresh, float((model(**inputs) - original(**inputs)).abs().max()))

@@ -19,7 +19,8 @@ from aotair.model.load import load_model
 from aotair.model.quantize import quantize
 from aotair.passes import pipeline
 from aotair.passes.observer import Observer
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener, Summary
 from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
@@ -44,7 +45,7 @@ def main() -> None:
 def _halves(name: str, layers: int) -> Iterator[Row]:
     plain, _ = _built(name, "plain", layers, config={"experimental_config": {"pattern_fusion_pass": False}})
     fused, path = _built(name, "fused", layers)
-    model = load_model(parse_recipe(recipe(name, layers)))
+    model = load_model(job_of(parse_recipe(recipe(name, layers))))
     norms = sum(_is_norm(module) for module in model.modules())
     sums = 2 * layers  # two norms a layer and one at the end; before the very first there is no sum
     lifted, joined = fused.summary.rewrites["lift_rms_norm"], fused.summary.rewrites["lift_add_rms_norm"]
@@ -90,7 +91,7 @@ class _Far:
 
 
 def _distances(name: str, layers: int, unfused: nn.Module, path: Path) -> _Far:
-    wide = load_model(parse_recipe(recipe(name, layers)))
+    wide = load_model(job_of(parse_recipe(recipe(name, layers))))
     wide.float()
     fused = aotair.load(path, device="cpu", enable_output_clone=True)
     generator = torch.Generator().manual_seed(1)
@@ -125,12 +126,12 @@ def _int8(name: str, layers: int) -> Iterator[Row]:
 def _pairs(name: str, layers: int) -> int:
     """Norms with a sum that feed quantised layers only: their result's every use is one quantisation."""
     others = [rule.name for rule in RULES if not rule.lifts]
-    parsed = parse_recipe(
-        recipe(name, layers, **INT8, config={"experimental_config": {"disabled_fusion_rules": others}})
+    parsed = job_of(
+        parse_recipe(recipe(name, layers, **INT8, config={"experimental_config": {"disabled_fusion_rules": others}}))
     )
     model = load_model(parsed)
     quantize(model, parsed)
-    exported = export(model, parsed)
+    exported = export(model, parsed.entries[0])
     pipeline.apply(exported.module, parsed.config, Observer(Target("npu")))
     return sum(_feeds_one_quantisation(node) for node in exported.module.graph.nodes)
 
@@ -145,7 +146,7 @@ def _feeds_one_quantisation(node: torch.fx.Node) -> bool:
 
 def _integers(name: str, layers: int) -> tuple[int, float]:
     """The model's own norm and a quantisation against the op that does both, on what each norm gets in a run."""
-    model = load_model(parse_recipe(recipe(name, layers)))
+    model = load_model(job_of(parse_recipe(recipe(name, layers))))
     seen: list[tuple[nn.Module, torch.Tensor]] = []
     for module in model.modules():
         if _is_norm(module):

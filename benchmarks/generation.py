@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import aotair
-from aotair.recipe.recipe import Recipe, read_recipe
+from aotair.recipe.read import read_recipe
+from aotair.recipe.recipe import Recipe
 
 from .common import BUILD, Row, options, report
 from .device import ROOT, simulated

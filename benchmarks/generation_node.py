@@ -20,7 +20,8 @@ def tokens(device: str, name: str, wide: str, half: str) -> dict:
     """Wrong tokens against transformers in float32, and the largest errors of logits over the steps of one prompt."""
     import aotair
     from aotair.model.load import load_model
-    from aotair.recipe.recipe import read_recipe
+    from aotair.recipe.job import job_of
+    from aotair.recipe.read import read_recipe
     from examples.generate import generate, some_prompts, transformers_generate
 
     if importlib.util.find_spec("simcann"):
@@ -34,10 +35,10 @@ def tokens(device: str, name: str, wide: str, half: str) -> dict:
     prompts = some_prompts(512, LENGTHS)
     with aotair.load(wide, device=device) as model:
         ours = generate(model, prompts, COUNT)
-    original = load_model(read_recipe(f"recipes/{name}.yaml"))
+    original = load_model(job_of(read_recipe(f"recipes/{name}.yaml")))
     theirs = transformers_generate(original.model, prompts, COUNT)
     wrong = sum(a != b for mine, other in zip(ours, theirs) for a, b in zip(mine, other))
-    halved = load_model(read_recipe(f"recipes/{name}.yaml", ("model.dtype=float16",)))
+    halved = load_model(job_of(read_recipe(f"recipes/{name}.yaml", ("model.dtype=float16",))))
     return {
         "wrong": wrong,
         "float32": _logits(aotair.load(wide, device=device, enable_output_clone=True), original, prompts),

@@ -19,7 +19,8 @@ import aotair
 from aotair.model.load import load_model
 from aotair.model.reference import Original
 from aotair.model.samples import random_inputs
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.format.text import table
 from aotair_runtime.weights.golden import compare
 
@@ -54,7 +55,7 @@ def recipe(name: str) -> dict:
 
 def tried(name: str, folder: Path) -> Result:
     """Build one model, load it, and compare every bucket with the original on fresh inputs."""
-    start, parsed = time.perf_counter(), parse_recipe(recipe(name))
+    start, parsed = time.perf_counter(), job_of(parse_recipe(recipe(name)))
     try:
         path = aotair.build(parsed, folder / f"{parsed.name}.aotair")
         worst, right = _compared(parsed, path)
@@ -69,10 +70,10 @@ def tried(name: str, folder: Path) -> Result:
 
 
 def _compared(parsed, path: Path) -> tuple[float, bool]:
-    original, worst, right = Original(load_model(parsed), parsed), 0.0, True
+    original, worst, right = Original(load_model(parsed), parsed.entries[0]), 0.0, True
     with aotair.load(path, enable_output_clone=True) as model:
-        for number, sizes in enumerate(parsed.bucket_sizes()):
-            inputs = random_inputs(parsed, dict(zip(parsed.dims(), sizes)), _FRESH + number)
+        for number, sizes in enumerate(parsed.entries[0].bucket_sizes()):
+            inputs = random_inputs(parsed.entries[0], dict(zip(parsed.entries[0].dims(), sizes)), _FRESH + number)
             got = model.forward.flat([inputs[spec.name] for spec in model.forward.spec.inputs])
             for mine, theirs in zip(got, original(inputs), strict=True):
                 error, within = compare(mine, theirs, 1e-4, 1e-3)

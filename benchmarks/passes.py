@@ -14,7 +14,8 @@ from aotair.passes import pipeline
 from aotair.passes.observer import Observer
 from aotair.program import build_program
 from aotair.recipe.config import CompilerConfig
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair.target.target import Target
 
 from .common import Row, options, report
@@ -49,8 +50,8 @@ def _decoder(off: bool):
     """The program of the decoder's largest bucket."""
     made = recipe(LAYERS, "npu", (16,))
     names = ("disable_reinplace_input_mutated_ops_pass", "disable_reinplace_inplaceable_ops_pass")
-    parsed = parse_recipe(made | {"config": {"debug": {"aclgraph": dict.fromkeys(names, off)}}})
-    exported = export(load_model(parsed), parsed)
+    parsed = job_of(parse_recipe(made | {"config": {"debug": {"aclgraph": dict.fromkeys(names, off)}}}))
+    exported = export(load_model(parsed), parsed.entries[0])
     pipeline.apply(exported.module, parsed.config, Observer(Target("npu")))
     return build_program(exported, parsed, lambda *_: None).program
 
@@ -85,18 +86,20 @@ class _Chain(torch.nn.Module):
 
 
 def _seconds(nodes: int) -> float:
-    parsed = parse_recipe(
-        {
-            "name": "chain",
-            "model": {"factory": "benchmarks.passes:_Chain", "kwargs": {"nodes": nodes}},
-            "inputs": {
-                "x": {"shape": [4, 4], "dtype": "float32"},
-                "cache": {"shape": [4, 4], "dtype": "float32", "mutated": True},
-                "index": {"shape": [1], "dtype": "int64", "range": [0, 4]},
-            },
-        }
+    parsed = job_of(
+        parse_recipe(
+            {
+                "name": "chain",
+                "model": {"factory": "benchmarks.passes:_Chain", "kwargs": {"nodes": nodes}},
+                "inputs": {
+                    "x": {"shape": [4, 4], "dtype": "float32"},
+                    "cache": {"shape": [4, 4], "dtype": "float32", "mutated": True},
+                    "index": {"shape": [1], "dtype": "int64", "range": [0, 4]},
+                },
+            }
+        )
     )
-    exported = export(load_model(parsed), parsed)
+    exported = export(load_model(parsed), parsed.entries[0])
     count = len(exported.module.graph.nodes)
     if not 0.9 * nodes < count < 1.2 * nodes:
         raise RuntimeError(f"the graph has {count} nodes, not about {nodes}")

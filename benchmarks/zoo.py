@@ -13,7 +13,8 @@ import torch
 import aotair
 from aotair.model.load import load_model
 from aotair.model.samples import random_inputs
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.format.text import table
 
 from .common import Row, options, report
@@ -129,11 +130,11 @@ def _compared(name: str, path: Path, seconds: float) -> Entry:
 
 def _fresh_error(name: str, model: aotair.Model) -> float:
     """The largest error against the original model, on inputs that the build has not seen."""
-    parsed = parse_recipe(recipe(name))
+    parsed = job_of(parse_recipe(recipe(name)))
     original = load_model(parsed)
     largest = 0.0
     for number, sizes in enumerate(parsed.buckets):
-        inputs = random_inputs(parsed, sizes, _FRESH_STREAM + number)
+        inputs = random_inputs(parsed.entries[0], sizes, _FRESH_STREAM + number)
         with torch.no_grad():
             want = original(**inputs)
         if not want.isfinite().all():

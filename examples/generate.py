@@ -14,7 +14,8 @@ import torch
 
 import aotair
 from aotair.model.load import load_model
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import read_recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +37,7 @@ def main() -> None:
         ours = generate(model, prompts, given.tokens)
         seconds = time.perf_counter() - start
     start = time.perf_counter()
-    theirs = transformers_generate(load_model(read_recipe(recipe)).model, prompts, given.tokens)
+    theirs = transformers_generate(load_model(job_of(read_recipe(recipe))).model, prompts, given.tokens)
     other = time.perf_counter() - start
     count = len(prompts) * given.tokens
     for prompt, tokens in zip(prompts, ours):

@@ -76,13 +76,14 @@ def built(artifacts: Path) -> Callable[[str], Path]:
 def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]:
     """The original model of one of RECIPES, with the weights that the build saw, on the test's device."""
     from aotair.model.load import load_model
-    from aotair.recipe.recipe import parse_recipe
+    from aotair.recipe.job import job_of
+    from aotair.recipe.read import parse_recipe
 
     device = request.getfixturevalue("node").device if "node" in request.fixturenames else torch.device("cpu")
 
     def get(name: str) -> torch.nn.Module:
         with torch.device("cpu"):
-            return load_model(parse_recipe(RECIPES[name])).to(device)
+            return load_model(job_of(parse_recipe(RECIPES[name]))).to(device)
 
     return get
 

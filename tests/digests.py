@@ -18,7 +18,8 @@ import torch
 from cases import MODELS, RECIPES
 
 import aotair
-from aotair.recipe.recipe import Recipe, parse_recipe, read_recipe
+from aotair.recipe.read import parse_recipe, read_recipe
+from aotair.recipe.recipe import Recipe
 from aotair_runtime.errors import AotairError
 
 ROOT = Path(__file__).parent.parent

@@ -200,25 +200,26 @@ def check(steps: list, device: str = "cpu", streams: int = 0, replays=lambda see
     """What is wrong with the built program of these steps, or nothing. `replays(seed)` gives contexts to replay in."""
     from aotair.errors import ExportError, UnsupportedError
     from aotair.export.export import export
-    from aotair.model.load import load_model, with_functions
+    from aotair.model.load import load_model
     from aotair.pack import lay_down
     from aotair.passes import pipeline
     from aotair.passes.observer import Observer
     from aotair.program import build_program
     from aotair.prove.prove import prove
-    from aotair.recipe.recipe import parse_recipe
+    from aotair.recipe.job import job_of
+    from aotair.recipe.read import parse_recipe
     from aotair.target.target import Target
     from aotair_runtime.errors import AotairError
 
-    parsed = parse_recipe(recipe(steps, device, streams))
+    parsed = job_of(parse_recipe(recipe(steps, device, streams)))
     model = load_model(parsed)
     try:
-        exported = export(model, parsed)
+        exported = export(model, parsed.entries[0])
     except (ExportError, UnsupportedError):
         return "refused"
-    pipeline.apply(exported.module, with_functions(parsed), Observer(Target(device)))
+    pipeline.apply(exported.module, parsed.config, Observer(Target(device)))
     before = len(exported.module.graph.nodes)
-    config = with_functions(parsed).model_copy(update={"post_grad_custom_post_pass": None})
+    config = parsed.config.model_copy(update={"post_grad_custom_post_pass": None})
     again = Observer(Target(device))
     pipeline.apply(exported.module, config, again)
     if sum(record.rewrites for record in again.records) or len(exported.module.graph.nodes) != before:

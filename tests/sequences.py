@@ -15,7 +15,8 @@ from sequence_models import RECIPES
 import aotair
 from aotair.model.load import load_model
 from aotair.model.reference import Original
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ArgumentError, ShapeError
@@ -47,10 +48,10 @@ def load(name: str, node: Node, **options: object) -> Model:
 
 @functools.cache
 def original(name: str, entry: str) -> Original:
-    parsed = parse_recipe(RECIPES[name])
+    parsed = job_of(parse_recipe(RECIPES[name]))
     with torch.device("cpu"):
         model = load_model(parsed)
-        return Original(model, next(one for one in parsed.entries() if one.entry == entry))
+        return Original(model, next(one for one in parsed.entries if one.entry == entry))
 
 
 @dataclass

@@ -11,7 +11,8 @@ from nodes import Node
 
 import aotair
 from aotair.model.load import load_model
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import read_recipe
 
 sys.path.insert(0, str(ROOT))
 from examples.generate import generate, some_prompts, transformers_generate
@@ -30,7 +31,8 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, st
         if key not in made:
             changes = (f"target.device={device}", f"model.dtype={dtype}", "model.kwargs.layers=2")
             made[key] = aotair.build(
-                read_recipe(ROOT / "recipes" / f"{name}.yaml", changes), folder / f"{name}.{device}.{dtype}.aotair"
+                read_recipe(ROOT / "recipes" / f"{name}.yaml", changes),
+                folder / f"{name}.{device}.{dtype}.aotair",
             )
         return made[key]
 
@@ -42,7 +44,7 @@ def reference() -> Iterator[Callable[[str, str], torch.nn.Module]]:
     def get(name: str, dtype: str = "float32") -> torch.nn.Module:
         changes = (f"model.dtype={dtype}", "model.kwargs.layers=2")
         with torch.device("cpu"):
-            return load_model(read_recipe(ROOT / "recipes" / f"{name}.yaml", changes))
+            return load_model(job_of(read_recipe(ROOT / "recipes" / f"{name}.yaml", changes)))
 
     yield get
 
@@ -110,7 +112,7 @@ def test_padding_leaves_the_caches_alone(language):
 
 def test_greedy_tokens_in_the_graph(tmp_path: Path):
     changes = ("model.kwargs.layers=1", "model.kwargs.greedy=true")
-    recipe = read_recipe(ROOT / "recipes" / "llama.yaml", changes)
+    recipe = job_of(read_recipe(ROOT / "recipes" / "llama.yaml", changes))
     with aotair.load(aotair.build(recipe, tmp_path / "a.aotair")) as model:
         original = load_model(recipe)
         ids = torch.randint(0, 512, (2, 7), generator=torch.Generator().manual_seed(3))

@@ -14,7 +14,7 @@ import uvicorn
 from cases import ROOT
 
 import aotair
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.read import read_recipe
 
 sys.path.insert(0, str(ROOT))
 from examples import serve

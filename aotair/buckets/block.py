@@ -13,7 +13,7 @@ import yaml
 
 from aotair_runtime.errors import AotairError
 
-from ..recipe.recipe import parse_recipe
+from ..recipe.read import parse_recipe
 from .points import Bucket
 
 _WIDTH = 110

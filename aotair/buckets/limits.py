@@ -9,7 +9,7 @@ import numpy as np
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError
 
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ def most_buckets(most: int, captures: int | None, build_seconds: float | None, e
     return limits[name]
 
 
-def fit_arena(artifact: Path, recipe: Recipe) -> Arena:
+def fit_arena(artifact: Path, name: str, job: EntryJob) -> Arena:
     """The estimate by least squares. Raises AotairError where the artifact is not one of this recipe's inputs."""
     program = read_program(artifact)
-    dims = recipe.dims()
+    dims = job.dims()
     entry = next((e for e in program.entry_points if tuple(dim.name for dim in e.dims) == dims), None)
-    if entry is None or program.name != recipe.name:
+    if entry is None or program.name != name:
         found = "; ".join(", ".join(dim.name for dim in e.dims) or "static" for e in program.entry_points)
         raise AotairError(
             "the artifact is not one of this recipe", where=str(artifact),
-            expected=f"{recipe.name} with the dynamic dimensions {', '.join(dims)}", got=f"{program.name} with {found}",
+            expected=f"{name} with the dynamic dimensions {', '.join(dims)}", got=f"{program.name} with {found}",
             fix="pass the artifact that was built from the recipe",
         )  # fmt: skip
     elements = np.array([math.prod(bucket.sizes) for bucket in entry.buckets], float)

@@ -27,15 +27,14 @@ from aotair_runtime.format.schema import (
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import UnsupportedError
-from ..graph.streams import RECORD, stream_of
+from ..graph.streams import stream_of
 from ..graph.user_line import source
-from ..lower.lowerings import COPIES, FILLS, UNINITIALISED
-from ..ops.host import SUFFIX, vendor
+from ..lower import slices
+from ..lower.lowerings import COPIES, FILLS
+from ..lower.select import Kernel, Way, is_record
+from ..ops.host import SUFFIX, Vendor
 from ..plan.lifetimes import Home, Lifetimes
 from ..plan.search.arena import Plan
-from ..target.out_variants import out_variant
-from ..target.target import Target
-from . import slices
 
 _aten = torch.ops.aten
 
@@ -77,20 +76,20 @@ def emit(
     names: Mapping[str, str],
     inputs: Sequence[str],
     sizes: tuple[int, ...],
-    target: Target,
+    kernels: Mapping[Node, Kernel],
     hosts: Sequence[str] = (),
 ) -> Bucket:
     """The program of one bucket.
 
     `names` gives the constant's or state's name in `tables` for each placeholder that is one; `inputs` are the
-    placeholders of the call's inputs, in order, `hosts` those of host inputs.
+    placeholders of the call's inputs, in order, `hosts` those of host inputs; `kernels` those of the nodes that run.
     """
-    return _Emitter(graph, lives, plan, tables, names, inputs, target, hosts).bucket(sizes)
+    return _Emitter(graph, lives, plan, tables, names, inputs, kernels, hosts).bucket(sizes)
 
 
 class _Emitter:
-    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names, inputs, target, hosts):
-        self._target, self._hosts, self._updated = target, hosts, 0
+    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names, inputs, kernels, hosts):
+        self._kernels, self._hosts, self._updated = kernels, hosts, 0
         self._graph, self._lives, self._plan, self._tables = graph, lives, plan, tables
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._names, self._inputs = names, list(inputs)
@@ -129,45 +128,40 @@ class _Emitter:
         return -1 if interval is None else self._plan.offsets[interval]
 
     def _instructions(self, node: Node) -> Iterator[Instruction]:
-        op = node.target
-        if "event" in node.meta:
-            form = Form.RECORD if op is RECORD else Form.WAIT
+        kernel = self._kernels[node]
+        if kernel.way is Way.EVENT:
+            form = Form.RECORD if is_record(node) else Form.WAIT
             yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
-            return
-        if op in UNINITIALISED:
-            return
-        if op in COPIES or op in FILLS:
-            yield self._fill_or_copy(node)
-            return
-        if self._target.kind == "npu" and vendor(op) is not None:
-            yield self._with_lists(node)
-            return
+        elif kernel.way in (Way.COPY, Way.FILL):
+            place = TensorArg(self._tensor(node))
+            value = self._arg(node.args[COPIES[node.target]]) if kernel.way is Way.COPY else _fill_value(node)
+            yield self._make(kernel.op, Form.EFFECT, (place, value), {}, (), node)
+        elif kernel.way is Way.LISTS:
+            yield self._with_lists(node, kernel.op)
+        elif kernel.way is not Way.NOTHING:
+            yield from self._calls(node, kernel)
+
+    def _calls(self, node: Node, kernel: Kernel) -> Iterator[Instruction]:
+        """The call of an op with the node's own arguments, or some calls on slices of them."""
         args = tuple(self._arg(arg) for arg in node.args)
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
-        out = out_variant(op, self._target)
-        if out is None and not self._target.runs(op):
-            raise UnsupportedError(
-                f"the op {op} has no kernel on {self._target.kind}{source(node)}",
-                fix="write it with other ops: it would run on the host, which a capture cannot record",
-            )
-        if op._schema.is_mutable and not any(r.alias_info is None for r in op._schema.returns):
-            yield self._make(op, Form.EFFECT, args, kwargs, (), node)
-        elif op._schema.is_mutable:
-            fresh = [result.alias_info is None for result in op._schema.returns]
+        if kernel.way is Way.EFFECT:
+            yield self._make(kernel.op, Form.EFFECT, args, kwargs, (), node)
+        elif kernel.way is Way.EFFECT_AND_COPY:
+            fresh = [result.alias_info is None for result in kernel.op._schema.returns]
             outs = tuple(n if wanted else -1 for n, wanted in zip(self._results(node), fresh))
-            yield self._copied(op, args, kwargs, outs, node, _nbytes(node, fresh))
-        elif out is not None:
-            takes = {argument.name for argument in out._schema.arguments}
+            yield self._copied(kernel.op, args, kwargs, outs, node, _nbytes(node, fresh))
+        elif kernel.way is Way.OUT:
+            takes = {argument.name for argument in kernel.op._schema.arguments}
             kept = {name: value for name, value in kwargs.items() if name in takes}
-            yield self._make(out, Form.OUT, args, kept, self._results(node), node)
-        elif self._target.sliced_calls and (sliced := slices.sliced_arguments(node)) and len(slices.bounds(node)) > 1:
-            yield from self._chunked(node, sliced, args, kwargs)
+            yield self._make(kernel.op, Form.OUT, args, kept, self._results(node), node)
+        elif kernel.way is Way.SLICES:
+            yield from self._sliced(node, slices.sliced_arguments(node), args, kwargs)
         else:
-            yield self._copied(op, args, kwargs, self._results(node), node, _nbytes(node))
+            yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
-    def _with_lists(self, node: Node) -> Instruction:
+    def _with_lists(self, node: Node, found: Vendor) -> Instruction:
         """A call whose lengths are host arguments."""
-        found = vendor(node.target)
         kwargs: dict[str, Arg] = {}
         for name, value in node.kwargs.items():
             if name.endswith(SUFFIX) and isinstance(value, Node):
@@ -194,14 +188,7 @@ class _Emitter:
         self._fresh[made.op, made.stream] = (max(most, nbytes), calls + 1)
         return made
 
-    def _fill_or_copy(self, node: Node) -> Instruction:
-        target = TensorArg(self._tensor(node))
-        if node.target in COPIES:
-            source = self._arg(node.args[COPIES[node.target]])
-            return self._make(_aten.copy_.default, Form.EFFECT, (target, source), {}, (), node)
-        return self._make(_aten.fill_.Scalar, Form.EFFECT, (target, _fill_value(node)), {}, (), node)
-
-    def _chunked(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
+    def _sliced(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
         names = [argument.name for argument in node.target._schema.arguments]
         for start, stop in slices.bounds(node):
             cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731

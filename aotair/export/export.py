@@ -32,7 +32,7 @@ from ..model.hidden_state import hidden_tensors
 from ..model.reference import calling
 from ..model.tied_names import Names, names_of
 from ..ops import air
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 from .auto_functionalized import decompose
 from .dims import to_expr, to_tree
 from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env, solved
@@ -87,45 +87,45 @@ class Exported:
         return {name: constant for name, constant in self.constants.items() if name in read}
 
 
-def export(model: torch.nn.Module, recipe: Recipe) -> Exported:
+def export(model: torch.nn.Module, job: EntryJob) -> Exported:
     """One graph for all buckets. Raises SizesError where there is none, another ExportError where torch.export refuses
     altogether, UnsupportedError where the graph cannot be an artifact's."""
-    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in dynamic_dims(recipe).items()}
-    return _exported(model, recipe, _example_sizes(recipe), dims)
+    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in dynamic_dims(job).items()}
+    return _exported(model, job, _example_sizes(job), dims)
 
 
-def export_at(model: torch.nn.Module, recipe: Recipe, bucket: tuple[int, ...]) -> tuple[Exported, Assumptions]:
+def export_at(model: torch.nn.Module, job: EntryJob, bucket: tuple[int, ...]) -> tuple[Exported, Assumptions]:
     """A graph for one bucket, and what it assumes of sizes: it is right for all buckets for which that holds. Raises as
     `export` does."""
-    ranges = dynamic_dims(recipe)
+    ranges = dynamic_dims(job)
     dims = {name: Dim.AUTO(min=low, max=high) for name, (low, high) in ranges.items()}
-    at = dict(zip(recipe.dims(), bucket))
+    at = dict(zip(job.dims(), bucket))
     with guard_lines() as lines:
         try:
-            one = _exported(model, recipe, at, dims)
+            one = _exported(model, job, at, dims)
         except SizesError:  # not even one that assumes things of sizes: the model looks sizes up
-            one = _exported(model, recipe, at, {})
+            one = _exported(model, job, at, {})
     sizes, shapes = [], None
-    for name, item in recipe.inputs.items():
+    for name, item in job.inputs.items():
         value = one.placeholder(name).meta["val"]
         shapes = shapes or shape_env(value)
         for dim, size in ((d, s) for d, s in zip(item.shape, value.shape) if isinstance(d, str)):
-            sizes.append(Size(recipe.dims().index(dim), size.node.expr if isinstance(size, torch.SymInt) else size))
-    return one, assumptions_of(sizes, recipe.dims(), shapes, lines)
+            sizes.append(Size(job.dims().index(dim), size.node.expr if isinstance(size, torch.SymInt) else size))
+    return one, assumptions_of(sizes, job.dims(), shapes, lines)
 
 
-def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], dims: Mapping[str, object]) -> Exported:
-    keywords = _keywords(recipe)
+def _exported(model: torch.nn.Module, job: EntryJob, sizes: Mapping[str, int], dims: Mapping[str, object]) -> Exported:
+    keywords = _keywords(job)
     examples = {
         keywords[name]: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
-        for name, item in recipe.inputs.items()
+        for name, item in job.inputs.items()
     }
     shapes = {
         keywords[name]: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
-        for name, item in recipe.inputs.items()
+        for name, item in job.inputs.items()
     }
     try:
-        with quiet_torch(), torch.no_grad(), calling(model, recipe.method), _with_inputs(model, recipe):
+        with quiet_torch(), torch.no_grad(), calling(model, job.method), _with_inputs(model, job):
             program = torch.export.export(model, (), examples, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(_composites_to_decompose())
     except ModelError:  # of the recipe's arguments
@@ -133,37 +133,37 @@ def _exported(model: torch.nn.Module, recipe: Recipe, sizes: Mapping[str, int], 
     except Exception as error:
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(
-                error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                error.what + user_frame(error), where=job.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
         if "compiled_fn to be GraphModule" in str(error):  # what torch says of writes to memory that tensors share
-            refuse_shared_writes(model, recipe, dict(hidden_tensors(model)))
+            refuse_shared_writes(model, job, dict(hidden_tensors(model)))
         if "Sparse" in str(error):
-            refuse_layouts(dict(hidden_tensors(model)), recipe.where)
-        raise _explain(error, recipe) from error
-    one = _classify(program, recipe, _place(model, recipe))
-    defaults = plain_defaults(getattr(model, recipe.method), (*recipe.inputs, *recipe.constants))
-    return replace(one, names=names_of(model), entry=recipe.entry, defaults=tuple(defaults.items()))
+            refuse_layouts(dict(hidden_tensors(model)), job.where)
+        raise _explain(error, job) from error
+    one = _classify(program, job, _place(model, job))
+    defaults = plain_defaults(getattr(model, job.method), (*job.inputs, *job.constants))
+    return replace(one, names=names_of(model), entry=job.entry, defaults=tuple(defaults.items()))
 
 
 @contextlib.contextmanager
-def _with_inputs(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
+def _with_inputs(model: torch.nn.Module, job: EntryJob) -> Iterator[None]:
     """Within the block, the model's parameters are the recipe's inputs, each by its keyword though the model may take
     it among `*args` or `**kwargs` or as a part of an argument; constants are what they are, and host inputs what stands
     for lists."""
     parameters = inspect.signature(model.forward).parameters
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    hosts = any(item.host for item in recipe.inputs.values())
-    if named >= set(recipe.inputs) and not hosts and not recipe.constants:
+    hosts = any(item.host for item in job.inputs.values())
+    if named >= set(job.inputs) and not hosts and not job.constants:
         yield
         return
-    had, forward, keywords = model.__dict__.get("forward"), model.forward, _keywords(recipe)
-    arguments = Arguments(forward, recipe)
+    had, forward, keywords = model.__dict__.get("forward"), model.forward, _keywords(job)
+    arguments = Arguments(forward, job)
 
     @functools.wraps(forward)
     def call(*given, **named):
         values = dict(zip(keywords, given)) | {name: named[k] for name, k in keywords.items() if k in named}
-        args, kwargs = arguments(with_lists(values, recipe))
+        args, kwargs = arguments(with_lists(values, job))
         return forward(*args, **kwargs)
 
     model.forward = call
@@ -178,11 +178,11 @@ def _with_inputs(model: torch.nn.Module, recipe: Recipe) -> Iterator[None]:
             model.forward = had
 
 
-def _keywords(recipe: Recipe) -> dict[str, str]:
+def _keywords(job: EntryJob) -> dict[str, str]:
     """What each input is called while the model is exported: `batch.ids` is no name in Python."""
     found: dict[str, str] = {}
-    plain = {name for name in recipe.inputs if _is_keyword(name)}
-    for name in recipe.inputs:
+    plain = {name for name in job.inputs if _is_keyword(name)}
+    for name in job.inputs:
         word = re.sub(r"\W", "_", name)
         while name not in plain and (word in plain or word in found.values() or not _is_keyword(word)):
             word += "_"
@@ -197,26 +197,26 @@ def _is_keyword(name: str) -> bool:
 # ---- what to ask of torch.export -----------------------------------------------------------------------------------
 
 
-def dynamic_dims(recipe: Recipe) -> dict[str, tuple[int, int]]:
+def dynamic_dims(job: EntryJob) -> dict[str, tuple[int, int]]:
     """The range of each dimension that is exported symbolically: all but those with one size and no padding."""
     ranges = {}
-    for index, dim in enumerate(recipe.dims()):
-        sizes = {bucket[index] for bucket in recipe.bucket_sizes()}
+    for index, dim in enumerate(job.dims()):
+        sizes = {bucket[index] for bucket in job.bucket_sizes()}
         low, high = min(sizes), max(sizes)
         if low < high:
             ranges[dim] = (low, high)
-        elif recipe.paddable(dim) and high > recipe.least(dim):
-            ranges[dim] = (max(recipe.least(dim), high // 2), high)
+        elif job.paddable(dim) and high > job.least(dim):
+            ranges[dim] = (max(job.least(dim), high // 2), high)
     return ranges
 
 
-def _example_sizes(recipe: Recipe) -> dict[str, int]:
+def _example_sizes(job: EntryJob) -> dict[str, int]:
     """A size for each dimension, different ones where possible: equal sizes would pass for the same dimension."""
     chosen: dict[str, int] = {}
-    ranges = dynamic_dims(recipe)
-    fixed = {size for item in recipe.inputs.values() for size in item.shape if isinstance(size, int)}
-    for index, dim in enumerate(recipe.dims()):
-        buckets = sorted({bucket[index] for bucket in recipe.bucket_sizes()}, reverse=True)
+    ranges = dynamic_dims(job)
+    fixed = {size for item in job.inputs.values() for size in item.shape if isinstance(size, int)}
+    for index, dim in enumerate(job.dims()):
+        buckets = sorted({bucket[index] for bucket in job.bucket_sizes()}, reverse=True)
         if dim not in ranges:
             chosen[dim] = buckets[0]
             continue
@@ -239,16 +239,16 @@ def _composites_to_decompose() -> dict:
 # ---- what came back ------------------------------------------------------------------------------------------------
 
 
-def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
+def _classify(program: ExportedProgram, job: EntryJob, place: str) -> Exported:
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
     resolve_views(module)
     air.in_plain_words(module.graph)
     decompose(module)
-    refuse_unsupported(module, recipe.where)
+    refuse_unsupported(module, job.where)
     places = _with_lasting_names(module)
     placeholders = _inputs(program)
-    inputs = {name: places[placeholders[word]] for name, word in _keywords(recipe).items()}
+    inputs = {name: places[placeholders[word]] for name, word in _keywords(job).items()}
     tensors: dict[str, Constant] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -258,17 +258,15 @@ def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
             table = program.state_dict if kept else program.constants
             tensors[places[spec.arg.name]] = Constant(spec.target, table[spec.target].detach())
         else:
-            raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=recipe.where)
+            raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=job.where)
     targets = {(OutputKind.USER_INPUT_MUTATION, name): place for name, place in places.items()}
     targets |= {(OutputKind.BUFFER_MUTATION, constant.name): place for place, constant in tensors.items()}
     mutated = _make_epilogues(module, signature.output_specs, targets)
-    _refuse_unstorable(module, tensors, recipe, place)
-    undeclared = sorted(
-        n for n, placeholder in inputs.items() if placeholder in mutated and not recipe.inputs[n].mutated
-    )
+    _refuse_unstorable(module, tensors, job, place)
+    undeclared = sorted(n for n, placeholder in inputs.items() if placeholder in mutated and not job.inputs[n].mutated)
     if undeclared:
         raise UnsupportedError(
-            f"the model writes into its input {undeclared[0]!r}", where=recipe.where,
+            f"the model writes into its input {undeclared[0]!r}", where=job.where,
             expected="only inputs with mutated: true are written to",
             fix=f"add mutated: true to inputs.{undeclared[0]}",
         )  # fmt: skip
@@ -276,9 +274,9 @@ def _classify(program: ExportedProgram, recipe: Recipe, place: str) -> Exported:
         module,
         {name: constant for name, constant in tensors.items() if name not in mutated},
         {name: constant for name, constant in tensors.items() if name in mutated},
-        {name: inputs[name] for name in recipe.inputs},
-        _output_shapes(module, recipe, inputs),
-        _structure(program, recipe),
+        {name: inputs[name] for name in job.inputs},
+        _output_shapes(module, job, inputs),
+        _structure(program, job),
     )
 
 
@@ -291,21 +289,21 @@ def _inputs(program: ExportedProgram) -> dict[str, str]:
     return dict(by_name)
 
 
-def _place(model: torch.nn.Module, recipe: Recipe) -> str:
+def _place(model: torch.nn.Module, job: EntryJob) -> str:
     """Where the entry point's method is written: what torch makes of sizes has no line of its own."""
-    code = getattr(inspect.unwrap(getattr(model, recipe.method)), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(model, job.method)), "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno}, in {code.co_name})" if code else ""
 
 
 def _refuse_unstorable(
-    module: torch.fx.GraphModule, tensors: Mapping[str, Constant], recipe: Recipe, place: str
+    module: torch.fx.GraphModule, tensors: Mapping[str, Constant], job: EntryJob, place: str
 ) -> None:
     held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
-    refuse_layouts({constant.name: constant.tensor for constant in tensors.values()}, recipe.where)
+    refuse_layouts({constant.name: constant.tensor for constant in tensors.values()}, job.where)
     for position, node in enumerate(module.graph.output_node().args[0]):
         if isinstance(node, Node) and not isinstance(node.meta["val"], torch.Tensor):
             raise UnsupportedError(
-                f"the model returns a size as the output {position}{place}", where=recipe.where,
+                f"the model returns a size as the output {position}{place}", where=job.where,
                 expected="tensors, and values that are the same for all sizes",
                 fix="leave it out: the caller knows the sizes of what it sent",
             )  # fmt: skip
@@ -314,7 +312,7 @@ def _refuse_unstorable(
     for what, kind in held.items():
         if kind in _UNSTORABLE:
             raise UnsupportedError(
-                f"{what} is {kind}".replace("torch.", ""), where=recipe.where, expected="a dtype of .safetensors files",
+                f"{what} is {kind}".replace("torch.", ""), where=job.where, expected="a dtype of .safetensors files",
                 fix="make it complex64, or two tensors of its real and imaginary parts",
             )  # fmt: skip
 
@@ -374,11 +372,11 @@ def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _output_shapes(module: torch.fx.GraphModule, recipe: Recipe, inputs: Mapping[str, str]) -> tuple:
-    dims = recipe.dims()
+def _output_shapes(module: torch.fx.GraphModule, job: EntryJob, inputs: Mapping[str, str]) -> tuple:
+    dims = job.dims()
     symbols: dict[sympy.Symbol, object] = {}
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
-    for name, item in recipe.inputs.items():
+    for name, item in job.inputs.items():
         for axis, dim in enumerate(item.shape):
             size = placeholders[inputs[name]].meta["val"].shape[axis]
             if isinstance(dim, str) and isinstance(size, torch.SymInt):
@@ -401,7 +399,7 @@ def _in_terms_of(size: sympy.Expr, dim: tuple) -> dict[sympy.Symbol, object]:
     return {symbol: ("//", ("+", dim, -start), slope)}
 
 
-def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
+def _structure(program: ExportedProgram, job: EntryJob) -> tuple:
     leaves: list[tuple] = []
     count = 0
     for spec in program.graph_signature.output_specs:
@@ -414,7 +412,7 @@ def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
             leaves.append(("const", spec.arg.value))
         else:
             raise UnsupportedError(
-                f"the model returns a size as the output {len(leaves)}", where=recipe.where,
+                f"the model returns a size as the output {len(leaves)}", where=job.where,
                 fix="return tensors; the caller knows the sizes it sent",
             )  # fmt: skip
     return to_tree(program.call_spec.out_spec, leaves)
@@ -423,52 +421,52 @@ def _structure(program: ExportedProgram, recipe: Recipe) -> tuple:
 # ---- why it was refused --------------------------------------------------------------------------------------------
 
 
-def _explain(error: Exception, recipe: Recipe) -> ExportError:
+def _explain(error: Exception, job: EntryJob) -> ExportError:
     text = str(error).strip()
     at = user_frame(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "unhashable type" in text and "SymInt" in text:
         return SizesError(
-            f"buckets: the model keeps things by size{at}", where=recipe.where, got=lines[0],
+            f"buckets: the model keeps things by size{at}", where=job.where, got=lines[0],
             expected="the same for all sizes: a size is looked up in a dict or a cache",
             fix="leave out the dict or the cache there, or make an artifact for each size",
         )  # fmt: skip
     if "Constraints violated" in text or "Not all values" in text or "specialized" in text:
         fixes = re.findall(r"^ {2}(\w+ = .+)$", text, re.MULTILINE)
         named = [fix for fix in fixes if f"You marked {fix.split()[0]} " in text] or fixes
-        dims = "; ".join(f"{dim} from {low} to {high}" for dim, (low, high) in dynamic_dims(recipe).items())
+        dims = "; ".join(f"{dim} from {low} to {high}" for dim, (low, high) in dynamic_dims(job).items())
         return SizesError(
-            "buckets: the model does not allow these sizes", where=recipe.where, expected=f"a model that takes {dims}",
+            "buckets: the model does not allow these sizes", where=job.where, expected=f"a model that takes {dims}",
             got="torch.export found that it needs " + (", ".join(named) or lines[0]),
             fix="leave out the buckets that the model excludes, or write a number for a dimension that cannot vary",
         )  # fmt: skip
     if unknown := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output, which is not a known type", text):
         return ExportError(
-            f"model: it returns a {unknown[1]}{at}", where=recipe.where,
+            f"model: it returns a {unknown[1]}{at}", where=job.where,
             expected="tensors, numbers and texts in tuples, lists, dicts, named tuples or registered records",
             got=unknown[1], fix="return the tensors in it, or wrap the model in one that leaves it out (a language "
             "model's cache: call it with use_cache=False, or keep the cache in buffers)",
         )  # fmt: skip
     if "copy__default" in text and "expand" in text:
         return ExportError(
-            f"model: it puts a tensor of another shape in the place of a buffer{at}", where=recipe.where,
+            f"model: it puts a tensor of another shape in the place of a buffer{at}", where=job.where,
             expected="buffers that keep their shapes, for all buckets", got=lines[0],
             fix="make it for the largest size in __init__, or compute it in each call and keep it in no buffer",
         )  # fmt: skip
     if "unresolved conjugated" in text:
         return ExportError(
-            f"model: it takes apart, or writes through, a conjugate of a complex tensor{at}", where=recipe.where,
+            f"model: it takes apart, or writes through, a conjugate of a complex tensor{at}", where=job.where,
             expected="conjugates that are tensors of their own where they are viewed as real, or written",
             got=lines[0], fix="call .resolve_conj() on it first, and register complex buffers with .resolve_conj()",
         )  # fmt: skip
     if "data-dependent" in text or "unbacked" in text or type(error).__name__ == "GuardOnDataDependentSymNode":
         return ExportError(
-            f"inputs: the model's control flow or shapes depend on the values of a tensor{at}", where=recipe.where,
+            f"inputs: the model's control flow or shapes depend on the values of a tensor{at}", where=job.where,
             expected="shapes that follow from the shapes of the inputs", got=lines[0],
             fix="replace .item(), nonzero(), boolean indexing or `if tensor:` by torch.where and masks",
         )  # fmt: skip
     return ExportError(
-        f"model: torch.export cannot make one graph of it{at}", where=recipe.where,
+        f"model: torch.export cannot make one graph of it{at}", where=job.where,
         got=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}",
         fix="run torch.export.export(model, (), inputs, strict=False) yourself to see the whole trace",
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..ops.host import LISTS, SUFFIX, with_tensors
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 
 _REFUSED = (
     "add radd sub rsub mul rmul getitem setitem iter len contains bool int index float eq ne lt le gt ge neg reversed"
@@ -51,9 +51,9 @@ for _method in _REFUSED.split():
     setattr(HostList, f"__{_method}__", _refuses(f"__{_method}__"))
 
 
-def with_lists(values: Mapping[str, object], recipe: Recipe) -> dict[str, object]:
+def with_lists(values: Mapping[str, object], job: EntryJob) -> dict[str, object]:
     """Inputs by name, host inputs as the objects that stand for lists."""
-    lists = [name for name, item in recipe.inputs.items() if item.host]
+    lists = [name for name, item in job.inputs.items() if item.host]
     return {**values, **{name: HostList(name, values[name]) for name in lists}}
 
 

@@ -13,40 +13,40 @@ import torch
 from aotair_runtime.format.sizes import evaluate
 
 from ..errors import SizesError, UnsupportedError
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 from .export import Exported, export, export_at
 from .guards import Assumption
 
 log = logging.getLogger("aotair")
 
 
-def export_buckets(model: torch.nn.Module, recipe: Recipe) -> list[Exported]:
+def export_buckets(model: torch.nn.Module, job: EntryJob) -> list[Exported]:
     """The graphs of an entry point, each with the buckets that it serves. Raises ExportError, UnsupportedError."""
-    buckets = recipe.bucket_sizes()
+    buckets = job.bucket_sizes()
     try:
-        return [replace(export(model, recipe), buckets=buckets)]
+        return [replace(export(model, job), buckets=buckets)]
     except SizesError as error:
-        if not recipe.dims():
+        if not job.dims():
             raise
-        log.info("%s: not one graph for all buckets: %s", recipe.where, error.got)
+        log.info("%s: not one graph for all buckets: %s", job.where, error.got)
     found: list[Exported] = []
     left, why = list(reversed(buckets)), ""
     while left:
-        one, assumptions = export_at(model, recipe, left[0])
+        one, assumptions = export_at(model, job, left[0])
         served = [sizes for sizes in left if sizes == left[0] or assumptions.why_not(sizes) is None]
         found.append(replace(one, buckets=tuple(sorted(served)), why=why))
         left = [sizes for sizes in left if sizes not in served]
-        why = _why(recipe, left[0], assumptions.why_not(left[0])) if left else ""
-        log.info("%s: %d graphs, %d buckets left%s", recipe.where, len(found), len(left), f": {why}" if why else "")
-    return _with_one_interface(found, recipe)
+        why = _why(job, left[0], assumptions.why_not(left[0])) if left else ""
+        log.info("%s: %d graphs, %d buckets left%s", job.where, len(found), len(left), f": {why}" if why else "")
+    return _with_one_interface(found, job)
 
 
-def _why(recipe: Recipe, sizes: Sequence[int], why: Assumption | None) -> str:
-    bucket = ", ".join(f"{dim}={size}" for dim, size in zip(recipe.dims(), sizes))
+def _why(job: EntryJob, sizes: Sequence[int], why: Assumption | None) -> str:
+    bucket = ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes))
     return f"{bucket} needs another graph than those before: {why}"
 
 
-def _with_one_interface(found: Sequence[Exported], recipe: Recipe) -> list[Exported]:
+def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Exported]:
     """The graphs with output sizes that hold for all of them. Raises UnsupportedError where they return different
     things."""
     first = found[0]
@@ -55,26 +55,26 @@ def _with_one_interface(found: Sequence[Exported], recipe: Recipe) -> list[Expor
         ranks = [[len(shape) for shape in one.outputs] for one in (first, other)]
         if first.structure != other.structure or kinds[0] != kinds[1] or ranks[0] != ranks[1]:
             raise UnsupportedError(
-                "the model returns other things for some sizes than for others", where=recipe.where,
+                "the model returns other things for some sizes than for others", where=job.where,
                 expected=f"what it returns at {first.buckets[0]}", got=f"another structure at {other.buckets[0]}",
                 fix="make an entry point of each, with a method of the model for it",
             )  # fmt: skip
     outputs = tuple(
-        tuple(_size(found, recipe, number, axis) for axis in range(len(shape)))
+        tuple(_size(found, job, number, axis) for axis in range(len(shape)))
         for number, shape in enumerate(first.outputs)
     )
     return [replace(one, outputs=outputs) for one in found]
 
 
-def _size(found: Sequence[Exported], recipe: Recipe, number: int, axis: int) -> object:
+def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> object:
     """The size of an output along an axis, as an expression that is right for every bucket."""
     wanted = {sizes: evaluate(one.outputs[number][axis], sizes) for one in found for sizes in one.buckets}
     known = [one.outputs[number][axis] for one in found]
-    for expr in (*known, *_guesses(wanted, len(recipe.dims()))):
+    for expr in (*known, *_guesses(wanted, len(job.dims()))):
         if all(evaluate(expr, sizes) == size for sizes, size in wanted.items()):
             return expr
     raise UnsupportedError(
-        f"the size of the output {number} along the axis {axis} follows no formula", where=recipe.where,
+        f"the size of the output {number} along the axis {axis} follows no formula", where=job.where,
         got="; ".join(f"{size} at {sizes}" for sizes, size in list(wanted.items())[:4]),
         expected="a sum, product or quotient of a dimension and a number",
         fix="leave out the buckets that differ, or make an entry point for them",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import UnsupportedError
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 from .reference import Original
 from .samples import random_inputs
 
@@ -49,20 +49,20 @@ def shared_memory(written: str, other: str, where: str = "") -> UnsupportedError
     )  # fmt: skip
 
 
-def refuse_shared_writes(model: torch.nn.Module, recipe: Recipe, others: Mapping[str, torch.Tensor]) -> None:
+def refuse_shared_writes(model: torch.nn.Module, job: EntryJob, others: Mapping[str, torch.Tensor]) -> None:
     """Raises UnsupportedError where a call of the entry point writes memory that two tensors of the model share;
     `others` are tensors that it holds beside those that are registered."""
     named = dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
     named |= others
-    for name in _written(model, recipe, named):
+    for name in _written(model, job, named):
         for other, tensor in named.items():
             if other != name and overlap(named[name], tensor):
-                raise shared_memory(name, other, recipe.where)
+                raise shared_memory(name, other, job.where)
 
 
-def _written(model: torch.nn.Module, recipe: Recipe, named: Mapping[str, torch.Tensor]) -> list[str]:
-    original = Original(model, recipe)
-    inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
+def _written(model: torch.nn.Module, job: EntryJob, named: Mapping[str, torch.Tensor]) -> list[str]:
+    original = Original(model, job)
+    inputs = random_inputs(job, dict(zip(job.dims(), job.bucket_sizes()[0])), 0)
     before = {name: tensor._version for name, tensor in named.items()}
     original.call(inputs)
     after = {name: tensor._version for name, tensor in named.items()}

@@ -17,8 +17,9 @@ from torch.utils import _pytree
 from aotair_runtime.format.dotted_names import PLAIN, tree_of
 
 from ..errors import ModelError
+from ..recipe.entry import EntryJob
 from ..recipe.imports import import_callable
-from ..recipe.recipe import CONTAINERS, Recipe
+from ..recipe.recipe import CONTAINERS
 
 _Make = Callable[[Mapping[str, object]], object]
 
@@ -26,12 +27,12 @@ _Make = Callable[[Mapping[str, object]], object]
 class Arguments:
     """Those of one entry point's method. Raises ModelError where a type of the recipe is not found."""
 
-    def __init__(self, method: Callable, recipe: Recipe):
-        self._recipe = recipe
-        self._constants = recipe.constant_values()
-        self._types = {path: self._imported(path, name) for path, name in recipe.types.items()}
+    def __init__(self, method: Callable, job: EntryJob):
+        self._job = job
+        self._constants = job.constant_values()
+        self._types = {path: self._imported(path, name) for path, name in job.types.items()}
         parameters, hints = inspect.signature(method).parameters, _hints(method)
-        tree = tree_of([*recipe.inputs, *self._constants])
+        tree = tree_of([*job.inputs, *self._constants])
         self._several = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL and n in tree), None)
         # By position what cannot be passed by name: all before *args, where these are given.
         before = list(parameters)[: list(parameters).index(self._several)] if self._several else []
@@ -60,7 +61,7 @@ class Arguments:
     def _imported(self, path: str, name: str) -> type:
         if name in CONTAINERS:
             return CONTAINERS[name]
-        return import_callable(name, self._recipe.folder, self._recipe.where, f"types.{path}", anew=False)
+        return import_callable(name, self._job.folder, self._job.where, f"types.{path}", anew=False)
 
     def _maker(self, path: str, branch: Mapping[str, dict], hint: object) -> _Make:
         if not branch:
@@ -81,7 +82,7 @@ class Arguments:
             except Exception as error:
                 raise ModelError(
                     f"inputs.{path}: no {getattr(kind, '__name__', kind)} can be made of {', '.join(items)}: "
-                    f"{type(error).__name__}: {error}", where=self._recipe.where,
+                    f"{type(error).__name__}: {error}", where=self._job.where,
                     expected="an input or a constant for each thing that it needs",
                     fix=f"add {path}.NAME to inputs or constants, or say what it is made of with types: {{{path}: …}}",
                 ) from error  # fmt: skip
@@ -105,12 +106,12 @@ def plain_defaults(method: Callable, given: Sequence[str]) -> dict[str, object]:
     return {item.name: item.default for item in parameters if item.name not in tops and type(item.default) in PLAIN}
 
 
-def by_name(method: Callable, recipe: Recipe) -> Callable:
+def by_name(method: Callable, job: EntryJob) -> Callable:
     """The method, called with the recipe's inputs by name, and nothing else."""
     by_position = any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(method).parameters.values())
-    if not by_position and not recipe.constants and not any("." in name for name in recipe.inputs):
+    if not by_position and not job.constants and not any("." in name for name in job.inputs):
         return method
-    arguments = Arguments(method, recipe)
+    arguments = Arguments(method, job)
 
     def call(**values: object) -> object:
         args, kwargs = arguments(values)

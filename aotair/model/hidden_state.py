@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from aotair_runtime.weights.golden import compare
 
 from ..errors import ModelError, UnsupportedError, user_frame
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 from .aliases import overlap, shared_memory
 from .held import PLAIN, Held, Snapshot, held
 from .reference import Original
@@ -24,17 +24,17 @@ from .samples import random_inputs
 log = logging.getLogger("aotair")
 
 
-def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
+def refuse_hidden_state(model: torch.nn.Module, job: EntryJob) -> None:
     """Raises UnsupportedError where a call of the entry point leaves a tensor with another value, or a plain value on
     which its outputs depend, and ModelError where the call itself fails.
 
     Two calls are made: what the first one makes and the second one leaves alone is a constant made late.
     """
     snapshot = Snapshot(model)
-    first = first_call(model, Calls(model, recipe))
+    first = first_call(model, Calls(model, job))
     if snapshot.changed():  # a table that grows is as large as it will be
-        first_call(model, Calls(model, recipe, bucket=-1))
-    calls = Calls(model, recipe)
+        first_call(model, Calls(model, job, bucket=-1))
+    calls = Calls(model, job)
     tensors, values = _tensors(model), _values(model)
     second = calls.make()
     after, now = _tensors(model), _values(model)
@@ -42,7 +42,7 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     written = [name for name in after if after[name] != tensors.get(name)]
     replaced = {name for name in written if name in tensors and after[name][0] != tensors[name][0]}
     if set(written) != replaced or _depends_on(calls, model, replaced, first):
-        _refuse_tensors(model, recipe, written)
+        _refuse_tensors(model, job, written)
     elif written:
         log.info("the model keeps %s of each call; no output was seen to depend on it", some_names(written))
     changed = [path for path in now | values if _text(now.get(path)) != _text(values.get(path))]
@@ -50,10 +50,10 @@ def refuse_hidden_state(model: torch.nn.Module, recipe: Recipe) -> None:
     calls.reset()
     if changed:
         there = {path: now[path] for path in changed if path in now}
-        _refuse_values(calls, recipe, there, changed, [first, second, third])
-    if not equal_results(second, third, *recipe.tolerance()):
+        _refuse_values(calls, job, there, changed, [first, second, third])
+    if not equal_results(second, third, *job.tolerance):
         raise ModelError(
-            "the model answers otherwise when it is called again with the same inputs", where=recipe.where,
+            "the model answers otherwise when it is called again with the same inputs", where=job.where,
             expected="outputs that follow from the inputs and from registered buffers",
             fix="take out what it reads from elsewhere: the time, random numbers, global variables, iterators",
         )  # fmt: skip
@@ -91,31 +91,31 @@ class Calls:
     def __init__(
         self,
         model: torch.nn.Module,
-        recipe: Recipe,
+        job: EntryJob,
         bucket: int = 0,
         seed: int = 0,
         buffers: Collection[str] | None = None,
     ):
-        self._original, self._recipe, self._buffers = Original(model, recipe), recipe, buffers
-        self._inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[bucket])), seed)
+        self._original, self._job, self._buffers = Original(model, job), job, buffers
+        self._inputs = random_inputs(job, dict(zip(job.dims(), job.bucket_sizes()[bucket])), seed)
 
     def make(self) -> list:
         """The leaves of what a call returns, and what it leaves in the buffers, copied."""
-        recipe = self._recipe
+        job = self._job
         try:
             result = self._original.call({name: tensor.clone() for name, tensor in self._inputs.items()})
         except ModelError:  # of the recipe's arguments
             raise
         except UnsupportedError as error:  # of an op's host kernel
             raise UnsupportedError(
-                error.what + user_frame(error), where=recipe.where, expected=error.expected, got=error.got,
+                error.what + user_frame(error), where=job.where, expected=error.expected, got=error.got,
                 fix=error.fix,
             ) from error  # fmt: skip
         except Exception as error:
             raise ModelError(
                 f"the original model failed on inputs within their ranges{user_frame(error)}: "
                 f"{type(error).__name__}: {error}",
-                where=recipe.where, expected=f"{recipe.method} to take random inputs of its buckets",
+                where=job.where, expected=f"{job.method} to take random inputs of its buckets",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error  # fmt: skip
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in _pytree.tree_leaves(result)]
@@ -158,16 +158,16 @@ def _depends_on(calls: Calls, model: torch.nn.Module, names: set[str], outputs: 
         calls.reset()
 
 
-def _refuse_tensors(model: torch.nn.Module, recipe: Recipe, changed: list[str]) -> None:
+def _refuse_tensors(model: torch.nn.Module, job: EntryJob, changed: list[str]) -> None:
     tensors = dict(hidden_tensors(model))
     for name in sorted(changed):
         for other, buffer in model.named_buffers():
             if overlap(tensors[name], buffer):
-                raise shared_memory(other, name, recipe.where)
+                raise shared_memory(other, name, job.where)
     if changed:
         raise UnsupportedError(
             f"the model changes {some_names(changed)}, which outlives the call",
-            where=recipe.where, expected="registered buffers, which become state, and mutated inputs",
+            where=job.where, expected="registered buffers, which become state, and mutated inputs",
             fix=f"make it a buffer (self.register_buffer({min(changed).rpartition('.')[2]!r}, …)), or an input with "
             "mutated: true",
         )  # fmt: skip
@@ -200,7 +200,7 @@ def _text(item: Held | None) -> str:
 
 
 def _refuse_values(
-    calls: Calls, recipe: Recipe, values: Mapping[str, Held], changed: list[str], outputs: list[list]
+    calls: Calls, job: EntryJob, values: Mapping[str, Held], changed: list[str], outputs: list[list]
 ) -> None:
     """Raises UnsupportedError where an output depends on a value that the model changes, as far as other values can
     show: those of the next calls, and some that are far off."""
@@ -210,7 +210,7 @@ def _refuse_values(
         log.info("the model changes %s at each call; no output was seen to depend on it", some_names(names))
         return
     raise UnsupportedError(
-        f"the model changes {some_names(names)} at each call, and its outputs depend on that", where=recipe.where,
+        f"the model changes {some_names(names)} at each call, and its outputs depend on that", where=job.where,
         expected="Python values that stay as they are: a program holds them as constants",
         fix=f"make {names[0]} a buffer, a tensor that is changed in place (self.register_buffer("
         f"{names[0].rpartition('.')[2]!r}, …)), or an input of the model",

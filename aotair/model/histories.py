@@ -8,7 +8,8 @@ inputs or sizes. Which of the two is seen by calling again from the beginning, w
 import torch
 
 from ..errors import ModelError, UnsupportedError
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
+from ..recipe.job import Job
 from .held import Snapshot
 from .hidden_state import Calls, equal_results, first_call, is_another, some_names
 from .reference import Original
@@ -19,9 +20,9 @@ _SMALLEST, _LARGEST = 0, -1
 class Beginning:
     """A model before its first call."""
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe):
-        self._model, self._recipe, self._snapshot = model, recipe, Snapshot(model)
-        self._original = Original(model, recipe.entries()[0])
+    def __init__(self, model: torch.nn.Module, job: Job):
+        self._model, self._job, self._snapshot = model, job, Snapshot(model)
+        self._original = Original(model, job.entries[0])
         self._buffers = dict(model.named_buffers())
 
     def refuse_dependence(self) -> None:
@@ -33,16 +34,16 @@ class Beginning:
         now, buffers = Snapshot(self._model), dict(self._model.named_buffers())
         kept = {name for name, buffer in self._buffers.items() if not is_another(buffers.get(name), buffer)}
         try:
-            for one in self._recipe.entries():
+            for one in self._job.entries:
                 for bucket, before in ((_SMALLEST, _LARGEST), (_LARGEST, _SMALLEST)):
                     self._refuse(one, bucket, before, changed, kept)
         finally:
             now.restore()
 
-    def _refuse(self, one: Recipe, bucket: int, before: int, changed: list[str], kept: set[str]) -> None:
+    def _refuse(self, one: EntryJob, bucket: int, before: int, changed: list[str], kept: set[str]) -> None:
         self._begin()
         alone = self._answer(one, bucket, kept)
-        for other in self._recipe.entries():
+        for other in self._job.entries:
             self._begin()
             try:
                 first_call(self._model, Calls(self._model, other, before, 2))
@@ -58,7 +59,7 @@ class Beginning:
                 "that they write in place",
             )  # fmt: skip
 
-    def _answer(self, one: Recipe, bucket: int, kept: set[str]) -> list | None:
+    def _answer(self, one: EntryJob, bucket: int, kept: set[str]) -> list | None:
         """What a call of the model as it is now returns; None where it fails."""
         try:
             return Calls(self._model, one, bucket, 1, kept).make()

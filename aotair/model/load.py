@@ -1,139 +1,95 @@
 """From a recipe's `model` part to the original model: import the factory, call it, cast, load weights."""
 
 import copy
-import importlib
 import inspect
 from collections.abc import Sequence
 
 import torch
 
 from aotair_runtime.artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
-from aotair_runtime.errors import AotairError, WeightsError
+from aotair_runtime.errors import WeightsError
 from aotair_runtime.format.torch_names import dtype
 
-from .. import fusion
 from ..errors import ModelError
-from ..ops.naming import host_as_npu
-from ..recipe.config import CompilerConfig
-from ..recipe.imports import import_callable
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
+from ..recipe.job import Job
 from .aliases import refuse_layouts
 from .tied_names import names_of
 
 
-def load_model(recipe: Recipe) -> torch.nn.Module:
+def load_model(job: Job) -> torch.nn.Module:
     """The recipe's model in evaluation mode, without gradients, on the CPU.
 
     The factory runs with torch's random state set to `verify.seed`. Raises ModelError.
     """
-    hosts = [name for one in recipe.entries() for name, item in one.inputs.items() if item.host]
-    if recipe.target.device == "npu" or hosts:
-        importlib.import_module("aotair.ops.npu")  # the model may call them
-    model = _copied(recipe.model_object, recipe) if recipe.model_object is not None else _made(recipe)
+    model = _made(job) if job.factory is not None else _copied(job.given, job)
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
             "model.factory: returned no model",
-            where=recipe.where,
+            where=job.where,
             expected="a torch.nn.Module",
             got=type(model).__name__,
         )
-    _refuse_scripted(model, recipe)
-    _refuse_unmade(model, recipe)
-    refuse_layouts(dict(model.named_buffers()) | dict(model.named_parameters()), recipe.where)
-    if recipe.model.dtype is not None:
-        model.to(dtype(recipe.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
-    if recipe.model.weights is not None:
-        _load_weights(model, recipe)
+    _refuse_scripted(model, job)
+    _refuse_unmade(model, job)
+    refuse_layouts(dict(model.named_buffers()) | dict(model.named_parameters()), job.where)
+    if job.model.dtype is not None:
+        model.to(dtype(job.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
+    if job.model.weights is not None:
+        _load_weights(model, job)
     model.eval().requires_grad_(False)
-    for one in recipe.entries():
+    for one in job.entries:
         _check_inputs(model, one)
     return model
 
 
-def _made(recipe: Recipe) -> object:
+def _made(job: Job) -> object:
     """What the factory returns."""
-    factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
-    torch.manual_seed(recipe.verify.seed)
+    torch.manual_seed(job.seed)
     try:
-        return factory(**recipe.model.kwargs)
+        return job.factory(**job.model.kwargs)
     except Exception as error:
         raise ModelError(
-            f"model.factory: {recipe.model.factory} failed: {type(error).__name__}: {error}", where=recipe.where,
+            f"model.factory: {job.model.factory} failed: {type(error).__name__}: {error}", where=job.where,
             fix="call it yourself to see where; kwargs come from model.kwargs",
         ) from error  # fmt: skip
 
 
-def _copied(model: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
+def _copied(model: torch.nn.Module, job: Job) -> torch.nn.Module:
     """A copy, on the host: a build changes modes, dtypes and weights, and the caller's model stays as it is."""
     try:
         return copy.deepcopy(model).cpu()
     except Exception as error:
         raise ModelError(
-            f"model: the {type(model).__name__} cannot be copied: {type(error).__name__}: {error}", where=recipe.where,
+            f"model: the {type(model).__name__} cannot be copied: {type(error).__name__}: {error}", where=job.where,
             fix="name a factory that makes it, in model.factory",
         ) from error  # fmt: skip
 
 
-def _refuse_scripted(model: torch.nn.Module, recipe: Recipe) -> None:
+def _refuse_scripted(model: torch.nn.Module, job: Job) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                f"model.factory: {name or 'the model'} is a {type(module).__name__}", where=recipe.where,
+                f"model.factory: {name or 'the model'} is a {type(module).__name__}", where=job.where,
                 expected="modules in Python: a graph is made of their code",
                 fix="return the module as it was before torch.jit.script, torch.jit.trace or torch.jit.load",
             )  # fmt: skip
 
 
-def _refuse_unmade(model: torch.nn.Module, recipe: Recipe) -> None:
+def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
     unmade = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, unmade):
             raise ModelError(
-                f"model: {name} has no shape yet: it belongs to a lazy module", where=recipe.where,
+                f"model: {name} has no shape yet: it belongs to a lazy module", where=job.where,
                 expected="parameters and buffers with values", fix="call the model once before it is returned or given",
             )  # fmt: skip
 
 
-def with_functions(recipe: Recipe) -> CompilerConfig:
-    """The recipe's config with the passes that it names imported. Raises ModelError."""
-    found = {}
-    for option in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
-        value = getattr(recipe.config, option)
-        if isinstance(value, str):
-            found[option] = import_callable(value, recipe.folder, recipe.where, f"config.{option}")
-    return recipe.config.model_copy(update=found)
-
-
-def load_rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
-    """The rules that the functions under `fusion` register. Raises ModelError."""
-    rules: list[fusion.Rule] = []
-    for number, name in enumerate(recipe.fusion):
-        field = f"fusion[{number}]"
-        with host_as_npu():
-            function = import_callable(name, recipe.folder, recipe.where, field)
-        try:
-            with host_as_npu():
-                found = fusion.rules_of(function)
-        except AotairError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"{field}: {name} failed: {type(error).__name__}: {error}", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="call it yourself to see where",
-            ) from error  # fmt: skip
-        if not found:
-            raise ModelError(
-                f"{field}: {name} registered no rule", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="register inside the function",
-            )  # fmt: skip
-        rules += found
-    return tuple(rules)
-
-
-def _load_weights(model: torch.nn.Module, recipe: Recipe) -> None:
+def _load_weights(model: torch.nn.Module, job: Job) -> None:
     """Load the recipe's checkpoint over the model's tensors, one shard at a time, mapped."""
     try:
-        checkpoint = open_checkpoint(recipe.folder / recipe.model.weights)
+        checkpoint = open_checkpoint(job.folder / job.model.weights)
     except WeightsError as error:
         raise ModelError(
             f"model.weights: {error.what}", where=error.where, expected=error.expected, got=error.got, fix=error.fix
@@ -193,13 +149,13 @@ def _with_files(names: Sequence[str], checkpoint: Checkpoint) -> str:
     return some([f"{name} (in {found[name].file.name})" if name in found else name for name in names])
 
 
-def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
+def _check_inputs(model: torch.nn.Module, job: EntryJob) -> None:
     """Raises ModelError where the method does not take the entry point's inputs, or needs others."""
-    method = getattr(model, recipe.method, None)
+    method = getattr(model, job.method, None)
     if not callable(method):
         raise ModelError(
-            "method: the model does not have it", where=recipe.where, expected=f"a method of {type(model).__name__}",
-            got=recipe.method,
+            "method: the model does not have it", where=job.where, expected=f"a method of {type(model).__name__}",
+            got=job.method,
         )  # fmt: skip
     parameters = inspect.signature(method).parameters
     several = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
@@ -207,8 +163,8 @@ def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
     named = {n: p for n, p in parameters.items() if n not in (several, rest)}
     takes = [n if p.default is p.empty else f"{n} (optional)" for n, p in named.items()]
     takes += [f"{several}.0 … (as *{several})"] * (several is not None) + [f"any (as **{rest})"] * (rest is not None)
-    expected = f"arguments of {type(model).__name__}.{recipe.method}: {', '.join(takes)}"
-    given = {"inputs": recipe.inputs, "constants": recipe.constants}
+    expected = f"arguments of {type(model).__name__}.{job.method}: {', '.join(takes)}"
+    given = {"inputs": job.inputs, "constants": job.constants}
     for field, name in ((field, name) for field, names in given.items() for name in names):
         top, dot, inner = name.partition(".")
         if (top == several and not dot) or (top == rest and dot):
@@ -218,14 +174,14 @@ def _check_inputs(model: torch.nn.Module, recipe: Recipe) -> None:
         else:
             fix = "rename or remove it"
         raise ModelError(
-            f"{field}.{name}: the model does not take this input", where=recipe.where, expected=expected, got=name,
+            f"{field}.{name}: the model does not take this input", where=job.where, expected=expected, got=name,
             fix=fix,
         )  # fmt: skip
     tops = {name.partition(".")[0] for names in given.values() for name in names}
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in tops:
             raise ModelError(
-                f"inputs: the model needs {name!r}", where=recipe.where, expected=expected,
-                got=", ".join(recipe.inputs),
+                f"inputs: the model needs {name!r}", where=job.where, expected=expected,
+                got=", ".join(job.inputs),
                 fix=f"describe {name} under inputs, or give it a value under constants where it is no tensor",
             )  # fmt: skip

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..recipe.recipe import QuantizePart, Recipe
+from ..recipe.entry import EntryJob
+from ..recipe.job import Job
+from ..recipe.recipe import QuantizePart
 from .reference import Original
 from .samples import random_inputs
 
@@ -56,27 +58,27 @@ class Quantised:
     relative_error: float
 
 
-def quantize(model: nn.Module, recipe: Recipe) -> Quantised | None:
+def quantize(model: nn.Module, job: Job) -> Quantised | None:
     """Replace the linear layers of `model` that the recipe names, in place; nothing where it names none.
 
     Raises ModelError where none fits.
     """
-    if recipe.quantize is None:
+    if job.quantize is None:
         return None
-    recipe = recipe.entries()[-1]  # of a language model, the step that is called most
-    inputs = random_inputs(recipe, dict(zip(recipe.dims(), recipe.bucket_sizes()[0])), 0)
-    before = _answers(model, recipe, inputs)
-    found = list(_chosen(model, recipe.quantize))
+    entry = job.entries[-1]  # of a language model, the step that is called most
+    inputs = random_inputs(entry, dict(zip(entry.dims(), entry.bucket_sizes()[0])), 0)
+    before = _answers(model, entry, inputs)
+    found = list(_chosen(model, job.quantize))
     if not found:
         raise ModelError(
-            "quantize: no linear layer fits", where=recipe.where,
+            "quantize: no linear layer fits", where=job.where,
             expected="an nn.Linear of float16 or bfloat16 that no pattern of quantize.skip names",
-            got=f"skip: {recipe.quantize.skip}", fix="set model.dtype to float16 or bfloat16, or remove quantize",
+            got=f"skip: {job.quantize.skip}", fix="set model.dtype to float16 or bfloat16, or remove quantize",
         )  # fmt: skip
     for name, linear in found:
         model.set_submodule(name, Int8Linear(linear))
     model.eval().requires_grad_(False)
-    return Quantised(len(found), *_distance(before, _answers(model, recipe, inputs)))
+    return Quantised(len(found), *_distance(before, _answers(model, entry, inputs)))
 
 
 def _chosen(model: nn.Module, part: QuantizePart) -> Iterator[tuple[str, nn.Linear]]:
@@ -86,8 +88,8 @@ def _chosen(model: nn.Module, part: QuantizePart) -> Iterator[tuple[str, nn.Line
             yield name, module
 
 
-def _answers(model: nn.Module, recipe: Recipe, inputs: dict[str, Tensor]) -> list[Tensor]:
-    original = Original(model, recipe)
+def _answers(model: nn.Module, job: EntryJob, inputs: dict[str, Tensor]) -> list[Tensor]:
+    original = Original(model, job)
     answers = original({name: tensor.clone() for name, tensor in inputs.items()})
     original.reset()
     return [answer.double() for answer in answers if answer.dtype.is_floating_point]

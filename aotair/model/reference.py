@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree
 
 from ..graph.resolve import resolved
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
 from .arguments import Arguments, register_results
 
 
@@ -29,10 +29,10 @@ def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
 class Original:
     """One entry point of the model."""
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe):
-        self._model, self._names, self._method = model, tuple(recipe.inputs), recipe.method
-        self._arguments = Arguments(getattr(model, recipe.method), recipe)
-        self._lists = tuple(name for name, item in recipe.inputs.items() if item.host)
+    def __init__(self, model: torch.nn.Module, job: EntryJob):
+        self._model, self._names, self._method = model, tuple(job.inputs), job.method
+        self._arguments = Arguments(getattr(model, job.method), job)
+        self._lists = tuple(name for name, item in job.inputs.items() if item.host)
         # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
         self._first = [
             (module, name, buffer, _once(buffer).clone())

@@ -9,18 +9,19 @@ import torch
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import RecipeError
-from ..recipe.recipe import FLOATS, InputPart, Recipe
+from ..recipe.entry import EntryJob
+from ..recipe.recipe import FLOATS, InputPart
 
 _LARGE = {"float16": 3e4, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
-def random_inputs(recipe: Recipe, sizes: Mapping[str, int], stream: int) -> dict[str, torch.Tensor]:
+def random_inputs(job: EntryJob, sizes: Mapping[str, int], stream: int) -> dict[str, torch.Tensor]:
     """Inputs of the shapes that `sizes` gives to the dimensions; the same for the same recipe, sizes and stream."""
-    seed = recipe.verify.seed
+    seed = job.seed
     for value in (stream, *sizes.values()):
         seed = (seed * 1_000_003 + value) % (1 << 62)
     generator = torch.Generator().manual_seed(seed)
-    items = recipe.inputs_at(sizes)
+    items = job.inputs_at(sizes)
     return {name: _random(item, [sizes.get(d, d) for d in item.shape], generator) for name, item in items.items()}
 
 
@@ -85,26 +86,26 @@ def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: 
     return whole
 
 
-def read_samples(recipe: Recipe) -> Iterator[dict[str, torch.Tensor]]:
+def read_samples(job: EntryJob) -> Iterator[dict[str, torch.Tensor]]:
     """The inputs in `verify.samples`, one call after the other; raises RecipeError."""
-    if recipe.verify.samples is None:
+    if job.samples is None:
         return
-    file = recipe.folder / recipe.verify.samples
+    file = job.folder / job.samples
     try:
         tensors = safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError) as error:
-        raise RecipeError(f"verify.samples: not readable: {error}", where=recipe.where, got=str(file)) from error
+        raise RecipeError(f"verify.samples: not readable: {error}", where=job.where, got=str(file)) from error
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for key in sorted(tensors):
         # Names of inputs may have dots themselves.
-        ends = [name for name in recipe.inputs if key == name or key.endswith(f".{name}")]
+        ends = [name for name in job.inputs if key == name or key.endswith(f".{name}")]
         name = max(ends, key=len, default=key)
         sample = key.removesuffix(name).removesuffix(".")
         groups.setdefault(sample, {})[name] = tensors[key]
     for sample, inputs in groups.items():
-        if set(inputs) != set(recipe.inputs):
+        if set(inputs) != set(job.inputs):
             raise RecipeError(
                 f"verify.samples: the sample {sample!r} does not hold the recipe's inputs", where=str(file),
-                expected=", ".join(recipe.inputs), got=", ".join(sorted(inputs)),
+                expected=", ".join(job.inputs), got=", ".join(sorted(inputs)),
             )  # fmt: skip
         yield inputs

@@ -9,8 +9,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import Space
 
-from ..target.out_variants import out_variant
-from ..target.target import Target
+from ..lower.select import Kernel
 from .concurrency import prolonged
 from .interval import Interval
 
@@ -51,12 +50,13 @@ class Lifetimes:
         return self.homes.get((node, output))
 
 
-def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space], target: Target) -> Lifetimes:
+def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space], kernels: Mapping[Node, Kernel]) -> Lifetimes:
     """`spaces` says where the memory of each placeholder is; what is not a view of another tensor gets a buffer.
+    `kernels` are those of the nodes that run (`lower.select`).
 
     Memory is shared exactly where the fake tensors in `meta["val"]` share a storage.
     """
-    analysis = _Analysis(target)
+    analysis = _Analysis(kernels)
     for position, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
         analysis.placeholder(node, spaces[node.name], position)
     for node in graph.nodes:
@@ -77,8 +77,8 @@ def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 class _Analysis:
-    def __init__(self, target: Target):
-        self._target = target
+    def __init__(self, kernels: Mapping[Node, Kernel]):
+        self._kernels = kernels
         self.homes: dict[tuple[Node, int], Home] = {}
         self.launches: list[Node] = []
         self.sizes: list[int] = []
@@ -98,9 +98,8 @@ class _Analysis:
 
     def call(self, node: Node) -> None:
         results = list(tensors_of(node.meta["val"]))
-        is_view = results and all(_storage(value) in self._roots for _, value in results)
         step = len(self.launches) + 1
-        if not is_view or node.target._schema.is_mutable:
+        if node in self._kernels:
             self.launches.append(node)
             self._use(node.all_input_nodes, step)
         wanted = self._wanted(node, len(results))
@@ -134,7 +133,7 @@ class _Analysis:
     def _wanted(self, node: Node, count: int) -> set[int]:
         """The results that need memory: all where the op writes into given tensors, else those that are used."""
         single = count < 2 or not isinstance(node.meta["val"], (tuple, list))
-        if single or out_variant(node.target, self._target) is not None:
+        if single or (node in self._kernels and self._kernels[node].writes_all):
             return set(range(count))
         return {user.args[1] for user in node.users if user.target is operator.getitem}
 

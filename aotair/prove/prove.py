@@ -22,7 +22,8 @@ from ..errors import ProofError
 from ..graph.resolve import resolved
 from ..model.reference import Original
 from ..model.samples import poisoned, poisons, random_inputs, random_states, read_samples
-from ..recipe.recipe import Recipe
+from ..recipe.entry import EntryJob
+from ..recipe.job import Job
 from .tilts import rounding, tilted, tilts
 
 _FAST_PATH = (
@@ -41,18 +42,16 @@ class Proved:
     golden: Mapping[str, torch.Tensor]
 
 
-def prove(
-    artifact: Artifact, original: torch.nn.Module, recipe: Recipe, progress: Callable[[int, int], None]
-) -> Proved:
+def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None]) -> Proved:
     """Raises ProofError at the first bucket that is wrong or whose padding is not neutral. `artifact` is what was
     written: what the build holds in memory may be right where the file is not."""
     program = artifact.program
     golden: dict[str, torch.Tensor] = {}
     total, done, entries = sum(len(entry.buckets) for entry in program.entry_points), 0, []
     # All before the first call: each remembers the first values of the buffers that it puts back.
-    originals = [Original(original, one) for one in recipe.entries()]
+    originals = [Original(original, one) for one in job.entries]
     with on_host(artifact) as model:
-        for one, first, entry in zip(recipe.entries(), originals, program.entry_points, strict=True):
+        for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True):
             prover = _Prover(one, entry, model, first, golden)
             proofs = []
             for number, bucket in enumerate(entry.buckets):
@@ -86,14 +85,14 @@ class _Run:
 
 
 class _Prover:
-    def __init__(self, recipe: Recipe, entry: EntryPoint, model: Model, original: Original, golden: dict):
-        self._recipe, self._entry, self._model, self._original, self._golden = recipe, entry, model, original, golden
-        self._mutated = [name for name, item in recipe.inputs.items() if item.mutated]
+    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original, golden: dict):
+        self._job, self._entry, self._model, self._original, self._golden = job, entry, model, original, golden
+        self._mutated = [name for name, item in job.inputs.items() if item.mutated]
         self._output_names = list(leaf_names(entry.structure))
 
     def bucket(self, number: int, bucket: Bucket) -> Proof:
-        sizes = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
-        inputs = random_inputs(self._recipe, sizes, number)
+        sizes = dict(zip(self._job.dims(), bucket.sizes, strict=True))
+        inputs = random_inputs(self._job, sizes, number)
         want, got = self._reference(inputs), self._replay(inputs)
         error = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
         self._record(number, inputs, want)
@@ -111,7 +110,7 @@ class _Prover:
     def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
         """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
         bucket or the next larger one: its number, and the runs."""
-        for sample, inputs in enumerate(read_samples(self._recipe)):
+        for sample, inputs in enumerate(read_samples(self._job)):
             want = self._reference(inputs)
             self._compare(want, self._replay(inputs), f"verify.samples, sample {sample}")
             sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
@@ -128,7 +127,7 @@ class _Prover:
         return min(fitting)[1] if fitting else None
 
     def _padded_sample(self, inputs: Mapping, sizes: tuple[int, ...], number: int, words: str) -> Iterator:
-        items, bucket = self._recipe.inputs_at(dict(zip(self._recipe.dims(), sizes))), self._entry.buckets[number]
+        items, bucket = self._job.inputs_at(dict(zip(self._job.dims(), sizes))), self._entry.buckets[number]
         kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
         states = random_states(self._model.state, number)
         want, plain = self._reference(inputs, states), self._replay(inputs, states)
@@ -147,7 +146,7 @@ class _Prover:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
             raise ProofError(
                 f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
-                where=self._recipe.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
+                where=self._job.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
                 fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
                 "which is the smallest: dimensions: {NAME: {min: SIZE}}",
             ) from error  # fmt: skip
@@ -167,13 +166,13 @@ class _Prover:
 
     def _compare(self, want: _Run, got: _Run, where: str) -> float:
         """The largest error; raises ProofError where one is beyond the recipe's tolerance."""
-        largest, (atol, rtol) = 0.0, self._recipe.tolerance()
+        largest, (atol, rtol) = 0.0, self._job.tolerance
         for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
             error, within = compare(gotten, wanted, atol, rtol)
             largest = max(largest, error)
             if not within:
                 raise ProofError(
-                    f"{where}: the output {name!r} is not the original model's", where=self._recipe.where,
+                    f"{where}: the output {name!r} is not the original model's", where=self._job.where,
                     expected=f"within atol {atol:g} and rtol {rtol:g}", got=f"an error of {error:.3g}",
                     fix=_FAST_PATH if self._original.has_fast_path() else "loosen verify if that is what the dtype "
                     "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: --stop-after and "
@@ -198,12 +197,12 @@ class _Prover:
     # ---- padding ------------------------------------------------------------------------------------------------
 
     def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
-        items = self._recipe.inputs_at(dict(zip(self._recipe.dims(), bucket.sizes)))
+        items = self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))
         kinds = {n: poisons(item) for n, item in items.items() if item.pad == "any"}
         neutral: dict[tuple, tuple[_Run, _Run]] = {}
         for turn, (sizes, tilt) in enumerate(self._turns(number, bucket, max(map(len, kinds.values()), default=1))):
-            by_dim = dict(zip(self._recipe.dims(), sizes, strict=True))
-            real, words = tilted(self._recipe.inputs_at(by_dim), random_inputs(self._recipe, by_dim, number), tilt)
+            by_dim = dict(zip(self._job.dims(), sizes, strict=True))
+            real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
             states = random_states(self._model.state, number)
             if (sizes, tilt) not in neutral:
                 neutral[sizes, tilt] = (self._reference(real, states), self._replay(real, states))
@@ -230,7 +229,7 @@ class _Prover:
         along, together = self._reduced_sizes(number, bucket)
         runs = [(sizes, 0) for sizes in along]
         if together:
-            tried = len(tilts(self._recipe.inputs_at(dict(zip(self._recipe.dims(), bucket.sizes)))))
+            tried = len(tilts(self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))))
             count = max(tried - 1, poisons - len(runs))
             runs += [(together[k % len(together)], k % tried) for k in range(1, count + 1)]
         yield from runs
@@ -260,9 +259,9 @@ class _Prover:
         self, real: Mapping[str, torch.Tensor], bucket: Bucket, chosen: Mapping[str, object], stream: int
     ) -> dict[str, torch.Tensor]:
         """The bucket's whole inputs: real values, and outside them the chosen poison or the declared pad value."""
-        by_dim = dict(zip(self._recipe.dims(), bucket.sizes, strict=True))
+        by_dim = dict(zip(self._job.dims(), bucket.sizes, strict=True))
         whole = {}
-        for name, item in self._recipe.inputs_at(by_dim).items():
+        for name, item in self._job.inputs_at(by_dim).items():
             shape = [by_dim.get(d, d) for d in item.shape]
             if list(real[name].shape) == shape:
                 whole[name] = real[name]
@@ -286,7 +285,7 @@ class _Prover:
         chosen: Mapping[str, object],
         words: str,
     ) -> None:
-        atol, rtol = (tolerance * rounding(self._recipe.inputs, words) for tolerance in self._recipe.tolerance())
+        atol, rtol = (tolerance * rounding(self._job.inputs, words) for tolerance in self._job.tolerance)
         changed = []
         for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
             error, within = compare(gotten, wanted, atol, rtol)
@@ -295,13 +294,11 @@ class _Prover:
         if not changed:
             return
         padded = [d.name for d, have, real in zip(self._entry.dims, bucket.sizes, sizes) if real < have]
-        inputs = [
-            n for n, item in self._recipe.inputs.items() if item.pad is not None and set(padded) & set(item.shape)
-        ]
-        filled = [f"{n} filled with {chosen.get(n, self._recipe.inputs[n].fill)}" for n in inputs]
+        inputs = [n for n, item in self._job.inputs.items() if item.pad is not None and set(padded) & set(item.shape)]
+        filled = [f"{n} filled with {chosen.get(n, self._job.inputs[n].fill)}" for n in inputs]
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
-            where=f"{self._recipe.where}: bucket {describe(self._entry, bucket.sizes)}",
+            where=f"{self._job.where}: bucket {describe(self._entry, bucket.sizes)}",
             expected=f"the original's outputs at {describe(self._entry, sizes)}, "
             f"within atol {atol:g} and rtol {rtol:g}",
             got=f"{', '.join(changed)} changed, with {', '.join(filled)}"

@@ -4,6 +4,7 @@ Only options that have an effect are here; any other name is refused where it is
 """
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -170,3 +171,9 @@ class CompilerConfig(_Options):
     post_grad_custom_post_pass: CustomPass = Field(
         None, description="a pass of your own, after fusion and before streams and reinplacing"
     )
+
+    def dumping_into(self, folder: str | Path) -> "CompilerConfig":
+        """The same options, with the graph written into that folder after each stage."""
+        changed = self.model_copy(deep=True)
+        changed.debug.graph_dump.path = str(folder)
+        return changed

@@ -14,7 +14,9 @@ from ..buckets.choose import choose
 from ..buckets.limits import Arena, fit_arena, most_buckets
 from ..buckets.points import Bucket, Pick, Points, serve
 from ..buckets.trace import Trace, read_trace
-from ..recipe.recipe import Recipe, read_recipe
+from ..recipe.entry import EntryJob, entry_jobs
+from ..recipe.read import read_recipe
+from ..recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -122,35 +124,36 @@ class Chosen:
 def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted, entry: str | None = None) -> Chosen:
     """The best buckets for a trace within limits, of the entry point of that name where there are several. Raises
     AotairError where they cannot serve every request."""
-    recipe = _entry(read_recipe(recipe_file), entry)
-    dims = recipe.dims()
+    recipe = read_recipe(recipe_file)
+    job = _entry(recipe, entry)
+    dims = job.dims()
     if not dims:
-        raise AotairError("the recipe has no dynamic dimension", where=recipe.where, fix="name one in an input's shape")
+        raise AotairError("the recipe has no dynamic dimension", where=job.where, fix="name one in an input's shape")
     if wanted.memory is not None and wanted.artifact is None:
         raise AotairError("--memory needs to know what buckets take", fix="build once and pass --artifact")
     most = most_buckets(wanted.most, wanted.captures, wanted.build_seconds, wanted.seconds_per_bucket)
-    arena = None if wanted.artifact is None else fit_arena(wanted.artifact, recipe)
+    arena = None if wanted.artifact is None else fit_arena(wanted.artifact, recipe.name, job)
     ceiling = None if wanted.memory is None else arena.elements(wanted.memory)
     trace = read_trace(trace_file, dims)
-    curve = tuple(choose(trace, [recipe.paddable(dim) for dim in dims], most, ceiling))
-    served, _, _ = _served(trace, recipe, curve[-1].buckets)
-    _, cost, missed = _served(trace, recipe, recipe.bucket_sizes())
-    now = (len(recipe.bucket_sizes()), cost, missed)
-    place = ("entry_points", recipe.entry, "buckets") if entry is not None else ("buckets",)
+    curve = tuple(choose(trace, [job.paddable(dim) for dim in dims], most, ceiling))
+    served, _, _ = _served(trace, job, curve[-1].buckets)
+    _, cost, missed = _served(trace, job, job.bucket_sizes())
+    now = (len(job.bucket_sizes()), cost, missed)
+    place = ("entry_points", job.entry, "buckets") if entry is not None else ("buckets",)
     return Chosen(trace, curve, now, served, arena, wanted.seconds_per_bucket, place)
 
 
-def _entry(recipe: Recipe, name: str | None) -> Recipe:
-    """The recipe of one entry point."""
+def _entry(recipe: Recipe, name: str | None) -> EntryJob:
+    """One entry point of the recipe."""
     if not recipe.entry_points and name is None:
-        return recipe
+        return entry_jobs(recipe)[0]
     if name not in recipe.entry_points:
         raise AotairError(
             "the recipe has several entry points" if recipe.entry_points else "the recipe has no entry_points",
             where=recipe.where, expected=", ".join(recipe.entry_points) or "no --entry", got=name or "no --entry",
             fix="name the one that the trace is of: --entry NAME" if recipe.entry_points else "leave out --entry",
         )  # fmt: skip
-    return next(one for one in recipe.entries() if one.entry == name)
+    return next(one for one in entry_jobs(recipe) if one.entry == name)
 
 
 def written(recipe_file: Path, found: Chosen) -> None:
@@ -158,9 +161,9 @@ def written(recipe_file: Path, found: Chosen) -> None:
     write(recipe_file, found.plain, found.place)
 
 
-def _served(trace: Trace, recipe: Recipe, buckets: tuple[Bucket, ...]) -> tuple[tuple[Served, ...], int, int]:
+def _served(trace: Trace, job: EntryJob, buckets: tuple[Bucket, ...]) -> tuple[tuple[Served, ...], int, int]:
     """What each bucket serves, the elements run in all, and the requests that none holds."""
-    fixed = [axis for axis, dim in enumerate(trace.dims) if not recipe.paddable(dim)]
+    fixed = [axis for axis, dim in enumerate(trace.dims) if not job.paddable(dim)]
     parts: dict[Bucket, list[int]] = {}
     for number, sizes in enumerate(trace.sizes):
         parts.setdefault(tuple(sizes[axis] for axis in fixed), []).append(number)

@@ -18,7 +18,7 @@ import aotair
 from aotair.cli import main
 from aotair.errors import ExportError, ModelError, RecipeError
 from aotair.model.arguments import Arguments
-from aotair.recipe.recipe import parse_recipe, read_recipe
+from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.call import arguments as runtime
 from aotair_runtime.errors import ArgumentError

@@ -18,7 +18,7 @@ from aotair.buckets.block import as_plain, replaced
 from aotair.buckets.choose import choose
 from aotair.buckets.trace import Trace, read_trace
 from aotair.cli import main
-from aotair.recipe.recipe import parse_recipe, read_recipe
+from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.call.buckets import choose as at_run_time
 from aotair_runtime.errors import AotairError, ShapeError
 from aotair_runtime.format.schema import Bucket, Dim, EntryPoint

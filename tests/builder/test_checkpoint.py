@@ -10,7 +10,8 @@ from cases import RECIPES
 
 from aotair.errors import ModelError
 from aotair.model.load import load_model
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.checkpoint import open_checkpoint
 from aotair_runtime.errors import WeightsError
 
@@ -40,11 +41,11 @@ def mapping(folder: Path) -> dict[str, str]:
 
 def model_of(name: str, weights: Path, **parts: object) -> torch.nn.Module:
     model = RECIPES[name]["model"] | {"weights": str(weights)} | parts
-    return load_model(parse_recipe(RECIPES[name] | {"model": model}))
+    return load_model(job_of(parse_recipe(RECIPES[name] | {"model": model})))
 
 
 def state(name: str) -> dict[str, torch.Tensor]:
-    tensors = load_model(parse_recipe(RECIPES[name])).state_dict()
+    tensors = load_model(job_of(parse_recipe(RECIPES[name]))).state_dict()
     return {key: torch.randn_like(tensor) for key, tensor in tensors.items()}
 
 

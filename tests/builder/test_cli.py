@@ -77,7 +77,7 @@ def test_the_pipeline_can_be_stopped_and_limited(linear_recipe: Path, tmp_path: 
 
 @pytest.mark.parametrize("model", ["Linear", "Encoder", "Structured"])
 def test_init_writes_a_recipe_that_can_be_read(model: str, tmp_path: Path):
-    from aotair.recipe.recipe import read_recipe
+    from aotair.recipe.read import read_recipe
 
     text = aotair("init", f"{MODELS}:{model}")
     file = tmp_path / "first.yaml"

@@ -10,7 +10,7 @@ from cases import MODELS, NOTEBOOK, ROWS, recipe
 
 import aotair
 from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 

@@ -56,9 +56,10 @@ def make(use: str) -> torch.nn.Module:
 def test_a_list_is_handed_on_or_refused(tmp_path, use):
     with pytest.raises(aotair.AotairError, match="host input 'lengths'") as caught:
         from aotair.export.export import export
-        from aotair.recipe.recipe import parse_recipe
+        from aotair.recipe.job import job_of
+        from aotair.recipe.read import parse_recipe
 
-        export(make(use), parse_recipe(recipe(use)))
+        export(make(use), job_of(parse_recipe(recipe(use))))
     assert isinstance(caught.value, UnsupportedError)
     assert "test_host_lists.py" in str(caught.value)
 

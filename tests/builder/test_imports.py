@@ -16,7 +16,7 @@ from aotair.cli import main
 from aotair.errors import ModelError
 from aotair.recipe.examples import copy_example
 from aotair.recipe.imports import import_callable
-from aotair.recipe.recipe import read_recipe
+from aotair.recipe.read import read_recipe
 from aotair_runtime.errors import AotairError
 
 LATE = """

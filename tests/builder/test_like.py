@@ -10,7 +10,8 @@ from cases import MODELS, RECIPES
 import aotair
 from aotair.errors import ProofError, RecipeError
 from aotair.model.load import load_model
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import digest, read_program
 from aotair_runtime.errors import NotAnArtifactError, WeightsError
 
@@ -18,7 +19,7 @@ from aotair_runtime.errors import NotAnArtifactError, WeightsError
 def second(name: str, folder: Path, seed: int = 1, **parts: object) -> dict:
     """The recipe of one of RECIPES over a checkpoint with other weights, under another name."""
     torch.manual_seed(seed)
-    tensors = load_model(parse_recipe(RECIPES[name])).state_dict()
+    tensors = load_model(job_of(parse_recipe(RECIPES[name]))).state_dict()
     tensors.pop("b.weight", None)  # tied
     file = folder / f"{name}{seed}.safetensors"
     safetensors.torch.save_file({key: torch.randn_like(tensor) for key, tensor in tensors.items()}, file)

@@ -7,7 +7,7 @@ from cases import RECIPES
 import aotair
 from aotair.errors import ModelError, RecipeError
 from aotair.recipe.config import CompilerConfig
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 from aotair_runtime.format.schema import Origin

@@ -162,10 +162,11 @@ def test_passes_over_buckets_are_counted_stopped_and_limited(tmp_path):
 def ran(stop_after, name="encoder") -> list[str]:
     from aotair.export.export import export
     from aotair.model.load import load_model
-    from aotair.recipe.recipe import parse_recipe
+    from aotair.recipe.job import job_of
+    from aotair.recipe.read import parse_recipe
 
-    parsed = parse_recipe(RECIPES[name])
-    exported, observer = export(load_model(parsed), parsed), Observer(Target("cpu"))
+    parsed = job_of(parse_recipe(RECIPES[name]))
+    exported, observer = export(load_model(parsed), parsed.entries[0]), Observer(Target("cpu"))
     apply(exported.module, parsed.config, observer, stop_after)
     return [record.name for record in observer.records]
 

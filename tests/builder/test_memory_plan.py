@@ -13,7 +13,7 @@ from aotair.builder import plan
 from aotair.cli import main
 from aotair.errors import RecipeError
 from aotair.promise import promised
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import MemoryBudgetError
 from aotair_runtime.memory.promise import Terms, fresh_bytes, promise, segment

@@ -9,7 +9,8 @@ from aotair.builder import build_with_summary
 from aotair.errors import ModelError, RecipeError
 from aotair.model.load import load_model
 from aotair.model.quantize import Int8Linear, quantize
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener
 
 BLOCK = recipe(
@@ -55,15 +56,15 @@ def test_a_build_reports_what_it_did_and_fuses_the_pairs(tmp_path):
 
 
 def test_skipped_layers_and_other_dtypes_stay():
-    parsed = parse_recipe(changed(quantize={"linear": "int8_dynamic", "skip": ["*"]}))
+    parsed = job_of(parse_recipe(changed(quantize={"linear": "int8_dynamic", "skip": ["*"]})))
     with pytest.raises(ModelError, match="no linear layer fits"):
         quantize(load_model(parsed), parsed)
     wide = changed(model=BLOCK["model"] | {"dtype": "float32"})
     wide["inputs"] = {name: item | {"dtype": "float32"} for name, item in BLOCK["inputs"].items()}
-    parsed = parse_recipe(wide)
+    parsed = job_of(parse_recipe(wide))
     with pytest.raises(ModelError, match="float16 or bfloat16"):
         quantize(load_model(parsed), parsed)
-    parsed = parse_recipe(changed(quantize={"linear": "int8_dynamic", "skip": ["first", "lm_head"]}))
+    parsed = job_of(parse_recipe(changed(quantize={"linear": "int8_dynamic", "skip": ["first", "lm_head"]})))
     model = load_model(parsed)
     assert quantize(model, parsed).linears == 2
     assert isinstance(model.first, torch.nn.Linear) and isinstance(model.second, Int8Linear)
@@ -75,7 +76,7 @@ def test_it_is_for_npus_only():
 
 
 def test_a_models_state_is_as_it_was():
-    parsed = parse_recipe(BLOCK)
+    parsed = job_of(parse_recipe(BLOCK))
     model = load_model(parsed)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     quantize(model, parsed)

@@ -1,5 +1,6 @@
 """Recipes are read strictly, and every refusal names the file, the field, what was expected, what came, what to do."""
 
+import builtins
 import copy
 import json
 import subprocess
@@ -9,8 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+import aotair
 from aotair.errors import RecipeError
-from aotair.recipe.recipe import Recipe, parse_recipe, read_recipe
+from aotair.recipe.entry import entry_jobs
+from aotair.recipe.job import job_of
+from aotair.recipe.read import RESERVED, parse_recipe, read_recipe
+from aotair.recipe.recipe import Recipe
+from aotair_runtime.model import Model
 
 GOOD = {
     "name": "m",
@@ -35,18 +41,19 @@ def test_a_good_recipe_is_read_from_yaml(tmp_path: Path):
     file = tmp_path / "r.yaml"
     file.write_text(yaml.safe_dump(GOOD))
     recipe = read_recipe(file)
-    assert recipe.dims() == ("n",)
-    assert recipe.bucket_sizes() == ((1,), (4,))
-    assert recipe.paddable("n")
+    (entry,) = entry_jobs(recipe)
+    assert entry.dims() == ("n",)
+    assert entry.bucket_sizes() == ((1,), (4,))
+    assert entry.paddable("n")
     assert recipe.folder == tmp_path
 
 
 def test_buckets_are_the_product_or_an_explicit_list():
     inputs = {"x": {"shape": ["a", "b"], "dtype": "float32"}}
     product = parse_recipe({**GOOD, "inputs": inputs, "buckets": {"b": [2, 3], "a": [5, 1]}})
-    assert product.bucket_sizes() == ((1, 2), (1, 3), (5, 2), (5, 3))
+    assert entry_jobs(product)[0].bucket_sizes() == ((1, 2), (1, 3), (5, 2), (5, 3))
     listed = parse_recipe({**GOOD, "inputs": inputs, "buckets": [{"a": 5, "b": 2}, {"a": 1, "b": 3}]})
-    assert listed.bucket_sizes() == ((1, 3), (5, 2))
+    assert entry_jobs(listed)[0].bucket_sizes() == ((1, 3), (5, 2))
 
 
 @pytest.mark.parametrize(
@@ -130,3 +137,30 @@ def test_the_schema_can_be_printed():
     schema = json.loads(text.stdout)
     assert set(schema["properties"]) == set(Recipe.model_fields)
     assert schema["additionalProperties"] is False
+
+
+def test_entry_points_have_no_name_that_a_loaded_model_has():
+    public = {name for name in dir(Model) if not name.startswith("_")}
+    assert public | {"artifact", "promise", "entry_points"} == RESERVED
+
+
+def test_a_job_imports_what_the_recipe_names_once(tmp_path: Path, monkeypatch):
+    (tmp_path / "counted.py").write_text(
+        "import builtins\nimport torch\nbuiltins.aotair_imports = getattr(builtins, 'aotair_imports', 0) + 1\n"
+        "def make():\n    return torch.nn.ReLU()\n"
+    )
+    (tmp_path / "passes.py").write_text(
+        "import builtins\nbuiltins.aotair_imports = getattr(builtins, 'aotair_imports', 0) + 1\n"
+        "def nothing(gm, example_inputs, config):\n    pass\n"
+    )
+    recipe = {
+        "name": "once",
+        "model": {"factory": "counted.py:make"},
+        "inputs": {"input": {"shape": [2], "dtype": "float32"}},
+        "config": {"post_grad_custom_pre_pass": "passes.py:nothing"},
+    }
+    monkeypatch.setattr(builtins, "aotair_imports", 0, raising=False)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    aotair.build(tmp_path / "r.yaml", tmp_path / "a.aotair")
+    assert builtins.aotair_imports == 2
+    assert job_of(read_recipe(tmp_path / "r.yaml")).config is not recipe["config"]

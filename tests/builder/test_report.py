@@ -11,12 +11,13 @@ from cases import RECIPES, ROOT
 
 import aotair
 from aotair.export.export import export
-from aotair.model.load import load_model, with_functions
+from aotair.model.load import load_model
 from aotair.passes import pipeline
 from aotair.passes.observer import Observer
 from aotair.plan.picture import Peak, Picture, Strip, peak
 from aotair.program import Built, build_program
-from aotair.recipe.recipe import parse_recipe, read_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe, read_recipe
 from aotair.report import arena
 from aotair.report.page import page
 from aotair.target.target import Target
@@ -27,14 +28,14 @@ NAMES = ["encoder", "linear", "counter", "swap", "cache", "structured", "views",
 
 
 def planned(recipe) -> Built:
-    exported = export(load_model(recipe), recipe)
-    pipeline.apply(exported.module, with_functions(recipe), Observer(Target("cpu"), None))
+    exported = export(load_model(recipe), recipe.entries[0])
+    pipeline.apply(exported.module, recipe.config, Observer(Target("cpu"), None))
     return build_program([exported], recipe, lambda *_: None)
 
 
 @functools.cache
 def built_for(name: str) -> Built:
-    return planned(parse_recipe(RECIPES[name]))
+    return planned(job_of(parse_recipe(RECIPES[name])))
 
 
 def drawings(text: str) -> list[ElementTree.Element]:
@@ -125,7 +126,7 @@ def test_the_strips_are_the_intervals_of_the_plan(monkeypatch):
 
     original = program.picture
     monkeypatch.setattr(program, "picture", spy)
-    built = planned(parse_recipe(RECIPES["encoder"]))
+    built = planned(job_of(parse_recipe(RECIPES["encoder"])))
     for (lives, plan), shown in zip(seen, built.pictures.values(), strict=True):
         want = [(o, i.size, i.first, i.last) for i, o in zip(lives.intervals, plan.offsets) if i.size]
         assert [(s.offset, s.size, s.first, s.last) for s in shown.strips] == want
@@ -287,7 +288,7 @@ def test_the_page_is_one_well_formed_file(name):
 
 
 def test_the_page_of_a_real_encoder_is_small():
-    built = planned(read_recipe(ROOT / "recipes" / "minilm.yaml"))
+    built = planned(job_of(read_recipe(ROOT / "recipes" / "minilm.yaml")))
     text = page(built.program, {}, built.pictures)
     assert len(drawings(text)) == 15 and len(text.encode()) < 1_000_000
     assert "modeling_bert.py:" in text

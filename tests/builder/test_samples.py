@@ -12,7 +12,9 @@ from aotair.errors import ProofError, RecipeError
 from aotair.model.load import load_model
 from aotair.model.samples import random_inputs
 from aotair.model.smallest_sizes import with_least_sizes
-from aotair.recipe.recipe import InputPart, parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
+from aotair.recipe.recipe import InputPart
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ShapeError
 from aotair_runtime.format.text import summary
@@ -105,7 +107,7 @@ def test_calls_that_are_too_small_are_refused(dimensions, tmp_path, caplog):
 
 
 def test_sizes_are_tried_from_first_buffers_and_leave_none_behind():
-    given = parse_recipe(recipe("needs three", buckets={"n": [2], "s": [100]}))
+    given = job_of(parse_recipe(recipe("needs three", buckets={"n": [2], "s": [100]})))
     model = load_model(given)
     found = with_least_sizes(model, given)
     assert {dim: found.least(dim) for dim in ("n", "s")} == {"n": 1, "s": 3}
@@ -124,12 +126,12 @@ def test_a_model_of_one_bucket_that_needs_more_than_half_of_it(tmp_path):
 @pytest.mark.parametrize("side", ["left", "right", "any"])
 def test_masks_have_a_real_position_in_each_row(side, dtype):
     mask = {"shape": ["n", "h", "s"], "dtype": dtype, "mask": side, "pad": 0}
-    given = parse_recipe(
-        {**recipe("double"), "inputs": {"x": X, "mask": mask}, "buckets": {"n": [3], "h": [2], "s": [5]}}
+    given = job_of(
+        parse_recipe({**recipe("double"), "inputs": {"x": X, "mask": mask}, "buckets": {"n": [3], "h": [2], "s": [5]}})
     )
     seen = set()
     for stream in range(20):
-        made = random_inputs(given, {"n": 3, "h": 2, "s": 5}, stream)["mask"]
+        made = random_inputs(given.entries[0], {"n": 3, "h": 2, "s": 5}, stream)["mask"]
         assert str(made.dtype) == f"torch.{dtype}" and made.shape == (3, 2, 5)
         rows = made.int().view(-1, 5)
         assert rows.any(1).all() and set(rows.flatten().tolist()) <= {0, 1}
@@ -137,7 +139,7 @@ def test_masks_have_a_real_position_in_each_row(side, dtype):
         assert {"left": bool((steps >= 0).all()), "right": bool((steps <= 0).all()), "any": True}[side]
         seen |= set(map(tuple, rows.tolist()))
     assert len(seen) >= 5, "as many lengths as there are"
-    assert random_inputs(given, {"n": 1, "h": 1, "s": 1}, 0)["mask"].item() == 1
+    assert random_inputs(given.entries[0], {"n": 1, "h": 1, "s": 1}, 0)["mask"].item() == 1
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,8 @@ def test_a_model_that_needs_a_real_position_is_built(model, side, tmp_path):
 @pytest.mark.parametrize(("legal", "values"), [(None, {0, 1}), ([0, 2], {0, 1}), ([1, 2], {1}), ([0, 1], {0})])
 def test_the_range_of_booleans_is_kept(legal, values):
     item = {"shape": ["n"], "dtype": "bool", "pad": "any"} | ({"range": legal} if legal else {})
-    given = parse_recipe({**recipe("chosen"), "inputs": {"flag": item}, "buckets": {"n": [64]}})
-    assert set(random_inputs(given, {"n": 64}, 0)["flag"].int().tolist()) == values
+    given = job_of(parse_recipe({**recipe("chosen"), "inputs": {"flag": item}, "buckets": {"n": [64]}}))
+    assert set(random_inputs(given.entries[0], {"n": 64}, 0)["flag"].int().tolist()) == values
 
 
 def test_a_model_whose_booleans_have_to_be_set_is_built(tmp_path):
@@ -174,8 +176,8 @@ def test_indices_into_another_dimension(high, most):
         "x": {"shape": ["nodes", 4], "dtype": "float32"},
         "edges": {"shape": [200], "dtype": "int64", "range": [0, high]},
     }
-    given = parse_recipe({**recipe("gathered"), "inputs": items, "buckets": {"nodes": [3]}})
-    assert random_inputs(given, {"nodes": 3}, 0)["edges"].max() == most
+    given = job_of(parse_recipe({**recipe("gathered"), "inputs": items, "buckets": {"nodes": [3]}}))
+    assert random_inputs(given.entries[0], {"nodes": 3}, 0)["edges"].max() == most
     assert given.least("nodes") == max(1, 4 - most - 1)
 
 
@@ -241,7 +243,7 @@ def test_the_batch_is_padded_and_the_frames_are_not(tmp_path):
 def test_a_dimension_is_padded_where_all_inputs_allow_it():
     mask = {"shape": ["n", "s"], "dtype": "bool", "mask": "right", "pad": 0}
     inputs = {"x": X | {"pad": {"n": 0}}, "mask": mask}
-    given = parse_recipe({**recipe("pooled"), "inputs": inputs})
+    given = job_of(parse_recipe({**recipe("pooled"), "inputs": inputs}))
     assert given.paddable("n") and not given.paddable("s")
 
 
@@ -271,7 +273,7 @@ def test_a_dimension_is_padded_where_all_inputs_allow_it():
 )  # fmt: skip
 def test_a_recipe_that_means_nothing_is_refused(change, says):
     with pytest.raises(RecipeError) as caught:
-        parse_recipe(recipe("double") | change)
+        job_of(parse_recipe(recipe("double") | change))
     assert says in str(caught.value)
 
 

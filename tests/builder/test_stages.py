@@ -6,19 +6,21 @@ from graphs import run_pass, targets, trace
 
 from aotair.export.export import export
 from aotair.graph.show import show
+from aotair.lower.select import select
 from aotair.lower.specialise import specialise
 from aotair.model.load import load_model
 from aotair.passes import pipeline, remove_dead_code, remove_noop_ops
 from aotair.passes.observer import Observer
 from aotair.plan.lifetimes import lifetimes
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair.target.target import Target
 from aotair_runtime.format.schema import Space
 
 
 def exported(name: str):
-    recipe = parse_recipe(RECIPES[name])
-    return recipe, export(load_model(recipe), recipe)
+    recipe = job_of(parse_recipe(RECIPES[name]))
+    return recipe, export(load_model(recipe), recipe.entries[0])
 
 
 def test_every_stage_of_the_encoder_as_text(golden_text, tmp_path):
@@ -156,7 +158,7 @@ def test_lifetimes_follow_memory_through_views():
         return (d.view(2, 3), c)
 
     module = trace(function, torch.zeros(2, 3))
-    lives = lifetimes(module.graph, {"x_1": Space.INPUT}, Target("cpu"))
+    lives = lifetimes(module.graph, {"x_1": Space.INPUT}, select(module.graph, Target("cpu")))
     spans = [(item.size, item.first, item.last) for item in lives.intervals]
     assert spans == [(24, 0, 2), (24, 1, 3), (24, 2, 4), (24, 3, 4)]
     nodes = {node.name: node for node in module.graph.nodes}

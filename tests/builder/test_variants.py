@@ -16,7 +16,8 @@ from aotair.export.export import export_at
 from aotair.export.guards import Assumptions, Size, guard_lines, solved
 from aotair.export.variants import export_buckets
 from aotair.model.load import load_model
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair.report.progress import Progress
 
 
@@ -126,8 +127,8 @@ def test_padding_between_buckets_is_still_proved(tmp_path):
 
 def test_one_graph_stays_one(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="aotair"):
-        parsed = parse_recipe(recipe("Branch", ["n", 4], {"n": [4, 8]}))
-        (only,) = export_buckets(load_model(parsed), parsed)
+        parsed = job_of(parse_recipe(recipe("Branch", ["n", 4], {"n": [4, 8]})))
+        (only,) = export_buckets(load_model(parsed), parsed.entries[0])
     assert only.buckets == ((4,), (8,)) and not only.why and "graphs" not in caplog.text
 
 
@@ -184,8 +185,8 @@ def test_torch_is_left_as_it_was():
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     before = ShapeEnv._log_guard
-    parsed = parse_recipe(recipe("Split", *ROWS))
-    export_at(load_model(parsed), parsed, (8,))
+    parsed = job_of(parse_recipe(recipe("Split", *ROWS)))
+    export_at(load_model(parsed), parsed.entries[0], (8,))
     with pytest.raises(RuntimeError, match="within"), guard_lines():
         raise RuntimeError("within")
     assert ShapeEnv._log_guard is before

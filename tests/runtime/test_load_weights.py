@@ -13,7 +13,8 @@ from nodes import Node
 
 import aotair
 from aotair.model.load import load_model
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import digest, open_artifact, read_program
 from aotair_runtime.errors import ClosedError, WeightsError
 from aotair_runtime.format import codec
@@ -29,7 +30,7 @@ def moved(name: str, by: float = 0.5, **model: object) -> torch.nn.Module:
 
 def host_model(data: dict) -> torch.nn.Module:
     with torch.device("cpu"):
-        return load_model(parse_recipe(data))
+        return load_model(job_of(parse_recipe(data)))
 
 
 def changed(name: str, **model: object) -> dict:

@@ -1,0 +1,108 @@
+"""Which kernel each node of a bucket's graph gets, and in which form it is called: decided here once, before planning.
+
+What plans memory and what emits instructions reads it, so that they cannot disagree.
+"""
+
+import enum
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node
+
+from ..errors import UnsupportedError
+from ..graph.streams import RECORD
+from ..graph.user_line import source
+from ..ops.host import vendor
+from ..target.out_variants import out_variant
+from ..target.target import Target
+from . import slices
+from .lowerings import COPIES, FILLS, UNINITIALISED
+
+_aten = torch.ops.aten
+
+
+class Way(enum.Enum):
+    """How a node comes to its result."""
+
+    EVENT = "an event is recorded or waited for"
+    NOTHING = "its memory is left as it is"
+    COPY = "an argument is copied to its place"
+    FILL = "its place is filled with a value"
+    EFFECT = "the op writes into its arguments, and returns nothing else"
+    EFFECT_AND_COPY = "the op writes into its arguments; what else it returns is copied to its place"
+    OUT = "the op writes its results to their places"
+    LISTS = "so it does, and takes lists of the host"
+    SLICES = "it is called on slices of its first dimension, and each result is copied to its place"
+    FRESH = "the op allocates its results, which are copied to their places"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The overload to call (for LISTS: what stands for it), and how."""
+
+    op: object
+    way: Way
+
+    @property
+    def writes_all(self) -> bool:
+        """Whether it needs a place for each of its results, wanted or not."""
+        return self.way in (Way.OUT, Way.LISTS)
+
+
+def select(graph: torch.fx.Graph, target: Target) -> Mapping[Node, Kernel]:
+    """The kernels of all nodes that run, in order; views do not run. Raises UnsupportedError where there is none."""
+    found: dict[Node, Kernel] = {}
+    known = {_storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if "event" in node.meta:
+            found[node] = Kernel(node.target, Way.EVENT)
+        elif node.op == "call_function" and node.target is not operator.getitem:
+            storages = [_storage(value) for value in _tensors(node)]
+            is_view = storages and all(storage in known for storage in storages)
+            if not is_view or node.target._schema.is_mutable:
+                found[node] = _kernel(node, target)
+            known.update(storages)
+    return found
+
+
+def is_record(node: Node) -> bool:
+    """Whether an event's node records it, instead of waiting for it."""
+    return node.target is RECORD
+
+
+def _kernel(node: Node, target: Target) -> Kernel:
+    op = node.target
+    if op in UNINITIALISED:
+        return Kernel(op, Way.NOTHING)
+    if op in COPIES:
+        return Kernel(_aten.copy_.default, Way.COPY)
+    if op in FILLS:
+        return Kernel(_aten.fill_.Scalar, Way.FILL)
+    if target.kind == "npu" and (stand_in := vendor(op)) is not None:
+        return Kernel(stand_in, Way.LISTS)
+    out = out_variant(op, target)
+    if out is None and not target.runs(op):
+        raise UnsupportedError(
+            f"the op {op} has no kernel on {target.kind}{source(node)}",
+            fix="write it with other ops: it would run on the host, which a capture cannot record",
+        )
+    if op._schema.is_mutable:
+        returns_more = any(result.alias_info is None for result in op._schema.returns)
+        return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT)
+    if out is not None:
+        return Kernel(out, Way.OUT)
+    if target.sliced_calls and slices.sliced_arguments(node) and len(slices.bounds(node)) > 1:
+        return Kernel(op, Way.SLICES)
+    return Kernel(op, Way.FRESH)
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    value = node.meta["val"]
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [item for item in values if isinstance(item, torch.Tensor)]
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata

@@ -1,0 +1,111 @@
+"""One entry point of a job: its inputs, constants, dimensions and buckets, in one form whether the recipe has one or
+several."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .recipe import BOUND, Buckets, DimensionPart, EntryPart, InputPart, OutputPart, Recipe, bound_at
+
+# By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
+_TOLERANCES = {"bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
+
+
+@dataclass(frozen=True)
+class EntryJob:
+    """`where` is what errors call it; `folder` what paths in it are relative to; `samples` its file of real inputs, or
+    None; `tolerance` is (atol, rtol) of the proof, and `seed` that of random inputs."""
+
+    entry: str
+    method: str
+    where: str
+    folder: Path
+    inputs: Mapping[str, InputPart]
+    constants: Mapping[str, object]
+    types: Mapping[str, str]
+    outputs: Mapping[int | str, OutputPart]
+    buckets: Buckets
+    dimensions: Mapping[str, DimensionPart]
+    samples: str | None
+    tolerance: tuple[float, float]
+    seed: int
+
+    def constant_values(self) -> dict[str, object]:
+        """The constants, each plain value under a dotted name of its own."""
+        return dict(_leaves(self.constants))
+
+    def dims(self) -> tuple[str, ...]:
+        """The dynamic dimensions, in the order in which the inputs name them."""
+        return tuple(dict.fromkeys(d for item in self.inputs.values() for d in item.shape if isinstance(d, str)))
+
+    def paddable(self, dim: str) -> bool:
+        """Whether calls may be smaller than their bucket along `dim`: every input that has it says how to pad."""
+        return all(item.pads(dim) for item in self.inputs.values() if dim in item.shape)
+
+    def least(self, dim: str) -> int:
+        """The smallest size of a call along `dim`, as far as it is known; no range may be empty."""
+        found = self.dimensions[dim].min if dim in self.dimensions else None
+        bounds = [item.range for item in self.inputs.values() if item.range and isinstance(item.range[1], str)]
+        more = [int(low) + 1 - bound_at(high, {dim: 0}) for low, high in bounds if BOUND.fullmatch(high)[1] == dim]
+        return max(1, found or 1, *more)
+
+    def inputs_at(self, sizes: Mapping[str, int]) -> dict[str, InputPart]:
+        """The inputs where the dimensions have these sizes."""
+        return {name: item.at(sizes) for name, item in self.inputs.items()}
+
+    def bucket_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Every bucket as sizes in the order of `dims()`, smallest first."""
+        dims = self.dims()
+        if isinstance(self.buckets, dict):
+            buckets = itertools.product(*(self.buckets[dim] for dim in dims))
+        else:
+            buckets = (tuple(bucket[dim] for dim in dims) for bucket in self.buckets)
+        return tuple(sorted(set(buckets))) or ((),)
+
+    def with_least(self, sizes: Mapping[str, int]) -> "EntryJob":
+        """The same, with smallest sizes of calls along some dimensions."""
+        found = {dim: DimensionPart(min=size) for dim, size in sizes.items()}
+        return replace(self, dimensions={**self.dimensions, **found})
+
+
+def entry_jobs(recipe: Recipe) -> tuple[EntryJob, ...]:
+    """The entry points of a recipe; the only one of a recipe without `entry_points` is `forward`."""
+    parts: Mapping[str, EntryPart | Recipe] = recipe.entry_points or {"forward": recipe}
+    tolerance = _tolerance(recipe)
+    return tuple(
+        EntryJob(
+            name,
+            part.method if isinstance(part, EntryPart) else "forward",
+            recipe.where if name == "forward" else f"{recipe.where}: entry_points.{name}",
+            recipe.folder,
+            part.inputs,
+            part.constants,
+            part.types,
+            part.outputs,
+            part.buckets,
+            part.dimensions,
+            part.samples if isinstance(part, EntryPart) else recipe.verify.samples,
+            tolerance,
+            recipe.verify.seed,
+        )
+        for name, part in parts.items()
+    )
+
+
+def _tolerance(recipe: Recipe) -> tuple[float, float]:
+    """(atol, rtol) of the proof: those of `verify`, else those of the narrowest dtype of model and inputs."""
+    parts = recipe.entry_points.values() if recipe.entry_points else (recipe,)
+    kinds = {recipe.model.dtype, *(item.dtype for part in parts for item in part.inputs.values())}
+    atol, rtol = next((found for kind, found in _TOLERANCES.items() if kind in kinds), (1e-5, 1e-4))
+    given = recipe.verify
+    return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
+
+
+def _leaves(values: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, (list, dict)):
+            items = value if isinstance(value, dict) else dict(enumerate(value))
+            yield from _leaves(items, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,119 @@
+"""What a build is about to do: the one value that stages see, made once of a recipe, all that it names imported."""
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from aotair_runtime.errors import AotairError
+
+from .. import fusion
+from ..errors import ModelError
+from ..ops.naming import host_as_npu
+from ..target.target import Target
+from .config import CompilerConfig
+from .entry import EntryJob, entry_jobs
+from .imports import import_callable
+from .recipe import ModelPart, QuantizePart, Recipe, TargetPart
+
+
+@dataclass(frozen=True)
+class Job:
+    """`where` is what errors call it, `folder` what its relative paths are relative to. `target` is the device that the
+    program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there already.
+    `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` and `tolerance`,
+    (atol, rtol), are the proof's. `written` is the recipe as plain data, for the fingerprint."""
+
+    name: str
+    where: str
+    folder: Path
+    model: ModelPart
+    factory: Callable | None
+    given: torch.nn.Module | None
+    target: Target
+    needs: TargetPart
+    config: CompilerConfig
+    rules: tuple[fusion.Rule, ...]
+    quantize: QuantizePart | None
+    seed: int
+    tolerance: tuple[float, float]
+    entries: tuple[EntryJob, ...]
+    written: Mapping[str, object]
+
+    def with_entry(self, entry: EntryJob) -> "Job":
+        """The same job, with another entry point in the place of that of its name."""
+        return replace(self, entries=tuple(entry if one.entry == entry.entry else one for one in self.entries))
+
+
+def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: CompilerConfig | None = None) -> Job:
+    """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
+    the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
+    entries = entry_jobs(recipe)
+    if recipe.target.device == "npu" or any(item.host for one in entries for item in one.inputs.values()):
+        importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
+    # First: passes and rules may name ops that the model's module defines.
+    factory = None
+    if given is None:
+        factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
+    return Job(
+        name=recipe.name,
+        where=recipe.where,
+        folder=recipe.folder,
+        model=recipe.model,
+        factory=factory,
+        given=given,
+        target=Target(recipe.target.device),
+        needs=recipe.target,
+        config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
+        rules=_rules(recipe),
+        quantize=recipe.quantize,
+        seed=recipe.verify.seed,
+        tolerance=entries[0].tolerance,
+        entries=entries,
+        written=recipe.model_copy(update={} if config is None else {"config": config}).model_dump(
+            mode="json", exclude=_RUN
+        ),
+    )
+
+
+# Passes may be functions, which are no plain data.
+_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+_RUN = {"config": dict.fromkeys(_PASSES, True)}
+
+
+def _with_functions(config: CompilerConfig, recipe: Recipe) -> CompilerConfig:
+    found = {}
+    for option in _PASSES:
+        value = getattr(config, option)
+        if isinstance(value, str):
+            found[option] = import_callable(value, recipe.folder, recipe.where, f"config.{option}")
+    return config.model_copy(update=found)
+
+
+def _rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
+    """The rules that the functions under `fusion` register."""
+    rules: list[fusion.Rule] = []
+    for number, name in enumerate(recipe.fusion):
+        field = f"fusion[{number}]"
+        with host_as_npu():
+            function = import_callable(name, recipe.folder, recipe.where, field)
+        try:
+            with host_as_npu():
+                found = fusion.rules_of(function)
+        except AotairError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{field}: {name} failed: {type(error).__name__}: {error}", where=recipe.where,
+                expected="a function that calls aotair.register_replacement", fix="call it yourself to see where",
+            ) from error  # fmt: skip
+        if not found:
+            raise ModelError(
+                f"{field}: {name} registered no rule", where=recipe.where,
+                expected="a function that calls aotair.register_replacement", fix="register inside the function",
+            )  # fmt: skip
+        rules += found
+    return tuple(rules)
