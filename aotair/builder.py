@@ -30,7 +30,7 @@ from .pack import lay_down, pack, written_aside
 from .passes import pipeline
 from .passes.observer import Observer
 from .program import Built, build_program
-from .promise import check_budget, promised
+from .promise import promised, refuse_over_budget
 from .prove.prove import on_host, prove
 from .recipe.config import CompilerConfig
 from .recipe.imports import importing_from
@@ -236,7 +236,7 @@ class _Line:
 
     def written(self, built: Built) -> Summary:
         """Proved, packed, and checked as a node would."""
-        check_budget(built.program, self.job.needs, self.job.where)
+        refuse_over_budget(built.program, self.job.needs, self.job.where)
         misses = self.explained().counts()
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, self.folder), self.model, self.job, self.clock.listener.bucket)

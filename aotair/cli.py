@@ -173,14 +173,14 @@ def plan(
         found = planned(file, alignment, seconds)
         click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
         return
-    from .promise import check_budget, promised
+    from .promise import promised, refuse_over_budget
     from .report.memory import memory_dict, memory_text
 
     recipe, program = _program(what, changes, as_json)
     promise = promised(program)
     click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
     if recipe is not None:
-        check_budget(program, recipe.target, recipe.where)
+        refuse_over_budget(program, recipe.target, recipe.where)
 
 
 def _program(what: Path, changes: tuple[str, ...], quiet: bool):
@@ -216,12 +216,12 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
 @_JSON
 def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: bool, **limits) -> None:
     """Choose the buckets that pad least for the shapes in TRACE: JSON lines or CSV, a key for each dimension, count."""
-    from .report.buckets import Wanted, chosen, written
+    from .report.buckets import Wanted, chosen, write_chosen
 
     found = chosen(trace, recipe, Wanted(**limits), entry)
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
     if write:
-        written(recipe, found)
+        write_chosen(recipe, found)
         click.echo(f"wrote {recipe}", err=True)
 
 
@@ -306,9 +306,9 @@ def run(
     modules: tuple[str, ...],
 ) -> None:
     """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
-    from .tools.tensor_files import describe_tensor, read_tensors, write_tensors
+    from .tools.tensor_files import describe_tensor, read_tensor_file, write_tensors
 
-    given = read_tensors(inputs)
+    given = read_tensor_file(inputs)
     options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
     with _loaded(artifact, namespaces, modules, **options) as model:
         hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
@@ -373,8 +373,7 @@ def bench(
     """Time every bucket: median and p99 of a call, and the host's work around the replay."""
     import warnings
 
-    from .tools.bench import bench as measure
-    from .tools.bench import bench_table
+    from .tools.bench import bench_table, measure
 
     originals = {}
     if recipe is not None:

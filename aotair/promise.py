@@ -15,7 +15,7 @@ def promised(program: Program) -> Promise:
     )
 
 
-def check_budget(program: Program, needs: TargetPart, where: str) -> None:
+def refuse_over_budget(program: Program, needs: TargetPart, where: str) -> None:
     """Raises MemoryBudgetError where more is promised than the recipe's budget; a share of a device whose size the
     recipe does not say is checked when the artifact is loaded."""
     budget, size = needs.memory_budget, needs.device_memory

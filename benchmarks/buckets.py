@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotair.buckets.choose import choose
+from aotair.buckets.choose import best_buckets
 from aotair.buckets.points import Points, total
 from aotair.buckets.trace import Trace
 from aotair_runtime.format.text import table
@@ -48,7 +48,7 @@ def main() -> None:
 def measure(name: str, trace: Trace, most: int) -> Result:
     """Choose, and compare with both habits."""
     start = time.perf_counter()
-    pick = choose(trace, [True] * len(trace.dims), most)[-1]
+    pick = best_buckets(trace, [True] * len(trace.dims), most)[-1]
     seconds = time.perf_counter() - start
     points = Points(np.array(trace.sizes, np.int64), np.array(trace.counts, np.int64))
     real = points.elements

@@ -17,7 +17,7 @@ from aotair.model.load import load_model
 from aotair.model.samples import random_inputs
 from aotair.recipe.job import job_of
 from aotair.recipe.read import read_recipe
-from aotair.tools.bench import BucketTimes, bench, bench_table
+from aotair.tools.bench import BucketTimes, bench_table, measure
 from aotair_runtime.format.schema import PROGRAM_FILE
 
 from .common import Row, artifact, options, report
@@ -36,7 +36,7 @@ def main() -> None:
     original = load_model(recipe)
     with aotair.load(path) as model:
         rows = [*_answers(model, original, recipe), _sentences(model), *_disk(model, path)]
-        times = list(bench(model, {"forward": original}, given.seconds))
+        times = list(measure(model, {"forward": original}, given.seconds))
         padded = [
             _host_microseconds(model, random_inputs(recipe.entries[0], {"batch": b, "seq": s}, 0)) for b, s in _PADDED
         ]

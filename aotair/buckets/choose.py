@@ -18,7 +18,7 @@ _IMPROVED = 60_000_000  # requests looked at while sets of the bounds' corners a
 _SETTLED = 20.0  # CP-SAT's deterministic seconds: half for the largest number of buckets
 
 
-def choose(trace: Trace, paddable: Sequence[bool], most: int, ceiling: int | None = None) -> list[Pick | None]:
+def best_buckets(trace: Trace, paddable: Sequence[bool], most: int, ceiling: int | None = None) -> list[Pick | None]:
     """A set for 1, 2, … `most` buckets, up to the first without padding; None where so few cannot serve all requests.
 
     No bucket has more than `ceiling` elements. Raises AotairError where `most` buckets cannot serve all.
@@ -103,7 +103,7 @@ def _bounded(points: Points, relaxed: bound.Relaxed, known, count: int, ceiling:
     least = bound.bounds(relaxed, dual, count)
     cost = total(points, known)
     if least[-1] < cost:
-        least[-1], better = exact.settle(relaxed, dual, cost, _SETTLED / share)
+        least[-1], better = exact.settle_exactly(relaxed, dual, cost, _SETTLED / share)
         known = better or known
     if least[-1] > total(points, known):
         raise InternalError(f"a bound of {least[-1]} for {count} buckets that cost {total(points, known)}")

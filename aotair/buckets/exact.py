@@ -12,7 +12,7 @@ _CORNERS, _PAIRS, _LOOKED = 400, 30_000, 2_000_000
 _LARGEST = 1 << 50  # CP-SAT's own bounds are floating point
 
 
-def settle(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tuple[int, tuple[Bucket, ...] | None]:
+def settle_exactly(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tuple[int, tuple[Bucket, ...] | None]:
     """A bound for sets of `dual.count` corners, no worse than the dual's, and a cheaper set than `cost`, if any.
 
     A corner that is in a set raises the dual's bound by what its gain lacks to the count-th largest; where that comes

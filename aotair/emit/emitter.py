@@ -32,7 +32,7 @@ from ..graph.user_line import source
 from ..lower import slices
 from ..lower.lowerings import COPIES, FILLS
 from ..lower.select import Kernel, Way, is_record
-from ..ops.host import SUFFIX, Vendor
+from ..ops.host import SUFFIX, VendorOp
 from ..plan.lifetimes import Home, Lifetimes
 from ..plan.search.arena import Plan
 
@@ -160,7 +160,7 @@ class _Emitter:
         else:
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
-    def _with_lists(self, node: Node, found: Vendor) -> Instruction:
+    def _with_lists(self, node: Node, found: VendorOp) -> Instruction:
         """A call whose lengths are host arguments."""
         kwargs: dict[str, Arg] = {}
         for name, value in node.kwargs.items():
@@ -190,7 +190,7 @@ class _Emitter:
 
     def _sliced(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
         names = [argument.name for argument in node.target._schema.arguments]
-        for start, stop in slices.bounds(node):
+        for start, stop in slices.slice_bounds(node):
             cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
             outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
             cut_args, cut_kwargs = tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}

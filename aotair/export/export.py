@@ -27,7 +27,7 @@ from ..graph.resolve import resolve_views
 from ..graph.user_line import source
 from ..graph.verify import refuse_unsupported
 from ..model.aliases import refuse_layouts, refuse_shared_writes
-from ..model.arguments import Arguments, plain_defaults
+from ..model.arguments import MethodArguments, plain_defaults
 from ..model.hidden_state import hidden_tensors
 from ..model.reference import calling
 from ..model.tied_names import Names, names_of
@@ -43,7 +43,7 @@ _UNSTORABLE = frozenset({torch.complex32, torch.complex128})
 
 
 @dataclass(frozen=True)
-class Constant:
+class NamedTensor:
     """A parameter, buffer or lifted constant: the model's name for it and its value."""
 
     name: str
@@ -62,8 +62,8 @@ class Exported:
     """
 
     module: torch.fx.GraphModule
-    constants: Mapping[str, Constant]
-    states: Mapping[str, Constant]
+    constants: Mapping[str, NamedTensor]
+    states: Mapping[str, NamedTensor]
     inputs: Mapping[str, str]
     outputs: tuple[tuple[object, ...], ...]
     structure: tuple
@@ -81,7 +81,7 @@ class Exported:
         """The placeholder of an input."""
         return next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
 
-    def read_constants(self) -> dict[str, Constant]:
+    def read_constants(self) -> dict[str, NamedTensor]:
         """Those of the constants that the graph reads."""
         read = {node.name for node in self.module.graph.find_nodes(op="placeholder") if node.users}
         return {name: constant for name, constant in self.constants.items() if name in read}
@@ -158,7 +158,7 @@ def _with_inputs(model: torch.nn.Module, job: EntryJob) -> Iterator[None]:
         yield
         return
     had, forward, keywords = model.__dict__.get("forward"), model.forward, _keywords(job)
-    arguments = Arguments(forward, job)
+    arguments = MethodArguments(forward, job)
 
     @functools.wraps(forward)
     def call(*given, **named):
@@ -249,14 +249,14 @@ def _classify(program: ExportedProgram, job: EntryJob, place: str) -> Exported:
     places = _with_lasting_names(module)
     placeholders = _inputs(program)
     inputs = {name: places[placeholders[word]] for name, word in _keywords(job).items()}
-    tensors: dict[str, Constant] = {}
+    tensors: dict[str, NamedTensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             kept = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
             table = program.state_dict if kept else program.constants
-            tensors[places[spec.arg.name]] = Constant(spec.target, table[spec.target].detach())
+            tensors[places[spec.arg.name]] = NamedTensor(spec.target, table[spec.target].detach())
         else:
             raise UnsupportedError(f"the model holds {spec.target}, a {spec.kind.name.lower()}", where=job.where)
     targets = {(OutputKind.USER_INPUT_MUTATION, name): place for name, place in places.items()}
@@ -296,7 +296,7 @@ def _place(model: torch.nn.Module, job: EntryJob) -> str:
 
 
 def _refuse_unstorable(
-    module: torch.fx.GraphModule, tensors: Mapping[str, Constant], job: EntryJob, place: str
+    module: torch.fx.GraphModule, tensors: Mapping[str, NamedTensor], job: EntryJob, place: str
 ) -> None:
     held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
     refuse_layouts({constant.name: constant.tensor for constant in tensors.values()}, job.where)

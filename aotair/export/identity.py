@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..model.aliases import overlap, shared_memory
-from .export import Constant, Exported
+from .export import Exported, NamedTensor
 
 
 def unified(exported: Sequence[Exported], entries: Sequence[str]) -> list[Exported]:
@@ -39,7 +39,7 @@ def _unique_names(exported: Sequence[Exported], entries: Sequence[str]) -> list[
     return found
 
 
-def _renamed(constant: Constant, entry: str, named: dict[str, tuple]) -> Constant:
+def _renamed(constant: NamedTensor, entry: str, named: dict[str, tuple]) -> NamedTensor:
     """The constant under a name that stands for it alone, which `named` holds from then on."""
     identity, name, number = _identity(constant), constant.name, 0
     while named.get(name, identity) != identity:
@@ -70,11 +70,11 @@ def _refuse_overlaps(exported: Sequence[Exported]) -> None:
                 raise shared_memory(state.name, other.name)
 
 
-def _tensors(one: Exported) -> Mapping[str, Constant]:
+def _tensors(one: Exported) -> Mapping[str, NamedTensor]:
     return {**one.constants, **one.states}
 
 
-def _identity(constant: Constant) -> tuple:
+def _identity(constant: NamedTensor) -> tuple:
     """What tells a tensor from others: where it lies and how, if it has any bytes, and its name otherwise."""
     tensor = constant.tensor
     what = (tuple(tensor.shape), tensor.dtype, tensor.is_conj(), tensor.is_neg())

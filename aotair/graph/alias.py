@@ -42,7 +42,7 @@ def times_given(node: Node, argument: Node) -> int:
     return given.count(argument)
 
 
-def written(node: Node) -> Iterator[Node]:
+def written_by(node: Node) -> Iterator[Node]:
     """The arguments that a node writes into."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return
@@ -57,7 +57,7 @@ def written(node: Node) -> Iterator[Node]:
 
 def written_roots(graph: torch.fx.Graph) -> set[Node]:
     """The roots of all tensors that some node of the graph writes into."""
-    return {root(item) for node in graph.nodes for item in written(node)}
+    return {root(item) for node in graph.nodes for item in written_by(node)}
 
 
 class Uses:

@@ -27,7 +27,7 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
-def evaluate(mode: FakeTensorMode, target, args: tuple, kwargs: dict) -> object:
+def fake_result(mode: FakeTensorMode, target, args: tuple, kwargs: dict) -> object:
     """What a call of `target` returns, with the nodes among its arguments standing for their values."""
     fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
     if target is operator.getitem:
@@ -44,12 +44,12 @@ def relay(graph: torch.fx.Graph) -> None:
         if node.op != "call_function" or "event" in node.meta:
             continue
         try:
-            node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
         except Exception as error:
             if node.target is not view:
                 raise CannotEvaluate(node, error) from error
             copy_first(node)
-            node.meta["val"] = evaluate(mode, view, node.args, {})
+            node.meta["val"] = fake_result(mode, view, node.args, {})
 
 
 def copy_first(view: Node) -> None:
@@ -59,7 +59,7 @@ def copy_first(view: Node) -> None:
         copied = view.graph.call_function(
             torch.ops.aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
         )
-    copied.meta["val"] = evaluate(fake_mode(view.graph), copied.target, copied.args, dict(copied.kwargs))
+    copied.meta["val"] = fake_result(fake_mode(view.graph), copied.target, copied.args, dict(copied.kwargs))
     view.args = (copied, *view.args[1:])
 
 
@@ -69,7 +69,7 @@ def recompute(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and "event" not in node.meta:
             try:
-                node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+                node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
             except Exception as error:
                 raise CannotEvaluate(node, error) from error
 

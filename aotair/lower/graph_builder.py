@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Node
 
-from ..graph.fake import evaluate
+from ..graph.fake import fake_result
 
 
 class GraphBuilder:
@@ -42,4 +42,4 @@ class GraphBuilder:
         return node
 
     def evaluate(self, target: Callable, args: tuple, kwargs: Mapping) -> object:
-        return evaluate(self.mode, target, args, dict(kwargs))
+        return fake_result(self.mode, target, args, dict(kwargs))

@@ -93,7 +93,7 @@ def _kernel(node: Node, target: Target) -> Kernel:
         return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT)
     if out is not None:
         return Kernel(out, Way.OUT)
-    if target.sliced_calls and slices.sliced_arguments(node) and len(slices.bounds(node)) > 1:
+    if target.sliced_calls and slices.sliced_arguments(node) and len(slices.slice_bounds(node)) > 1:
         return Kernel(op, Way.SLICES)
     return Kernel(op, Way.FRESH)
 

@@ -44,7 +44,7 @@ def sliced_arguments(node: Node) -> tuple[str, ...]:
     return tuple(sliced)
 
 
-def bounds(node: Node) -> list[tuple[int, int]]:
+def slice_bounds(node: Node) -> list[tuple[int, int]]:
     """The slices [start, stop) of the first dimension, each with a result of at most LIMIT bytes where possible."""
     result = node.meta["val"]
     rows = result.shape[0]

@@ -24,7 +24,7 @@ from ..recipe.recipe import CONTAINERS
 _Make = Callable[[Mapping[str, object]], object]
 
 
-class Arguments:
+class MethodArguments:
     """Those of one entry point's method. Raises ModelError where a type of the recipe is not found."""
 
     def __init__(self, method: Callable, job: EntryJob):
@@ -111,7 +111,7 @@ def by_name(method: Callable, job: EntryJob) -> Callable:
     by_position = any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(method).parameters.values())
     if not by_position and not job.constants and not any("." in name for name in job.inputs):
         return method
-    arguments = Arguments(method, job)
+    arguments = MethodArguments(method, job)
 
     def call(**values: object) -> object:
         args, kwargs = arguments(values)

@@ -19,7 +19,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldValue:
     """One tensor, plain value, or number of things in a container. Where it may be given another value, `holder[key]`
     is it."""
 
@@ -29,14 +29,14 @@ class Held:
     key: object = None
 
 
-def held(model: torch.nn.Module) -> Iterator[Held]:
+def held_values(model: torch.nn.Module) -> Iterator[HeldValue]:
     """Each tensor once, and every plain value, in attributes, lists, dicts, sets and objects of a model, of its classes
     and of what it holds."""
     for item in _walk(model):
         if isinstance(item.value, (*PLAIN, torch.Tensor)):
             yield item
         elif isinstance(item.value, (dict, list, set, frozenset, deque)):
-            yield Held(f"len({item.path})", len(item.value))
+            yield HeldValue(f"len({item.path})", len(item.value))
 
 
 class Snapshot:
@@ -60,7 +60,7 @@ class Snapshot:
         return sorted(path.lstrip(".") for path in found)
 
 
-def _containers(item: Held) -> Iterator[tuple[str, object]]:
+def _containers(item: HeldValue) -> Iterator[tuple[str, object]]:
     """What of a thing can be given other contents."""
     value = item.value
     if isinstance(value, (dict, list, set, deque, numpy.ndarray)):
@@ -94,13 +94,13 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other))
 
 
-def _walk(model: torch.nn.Module) -> Iterator[Held]:
+def _walk(model: torch.nn.Module) -> Iterator[HeldValue]:
     """Everything that `held` looks at, and what holds it."""
     known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    stack = [(Held(name, module), 0) for name, module in model.named_modules()]
+    stack = [(HeldValue(name, module), 0) for name, module in model.named_modules()]
     turns = {id(item.value) for item, _ in stack}
     for kind in _classes(model):
-        stack += [(Held(f"{kind.__name__}.{name}", value), 1) for name, value in vars(kind).items()]
+        stack += [(HeldValue(f"{kind.__name__}.{name}", value), 1) for name, value in vars(kind).items()]
     while stack:
         item, depth = stack.pop()
         value = item.value
@@ -122,26 +122,26 @@ def _classes(model: torch.nn.Module) -> list[type]:
     return [kind for kind in found if kind.__module__.partition(".")[0] not in ("torch", "builtins", "typing", "abc")]
 
 
-def _children(item: Held) -> Iterator[Held]:
+def _children(item: HeldValue) -> Iterator[HeldValue]:
     value, path = item.value, item.path
     if isinstance(value, Mapping):
         plain = type(value) is dict
         for key, child in list(value.items()):
-            yield Held(f"{path}[{key!r}]", child, value if plain else None, key)
+            yield HeldValue(f"{path}[{key!r}]", child, value if plain else None, key)
     elif isinstance(value, (list, tuple, deque)):
         for number, child in enumerate(value):
-            yield Held(f"{path}[{number}]", child, value if isinstance(value, list) else None, number)
+            yield HeldValue(f"{path}[{number}]", child, value if isinstance(value, list) else None, number)
     elif isinstance(value, (set, frozenset)):
-        yield Held(path, repr(sorted(map(repr, (v for v in value if isinstance(v, PLAIN))))))
+        yield HeldValue(path, repr(sorted(map(repr, (v for v in value if isinstance(v, PLAIN))))))
     else:
         attributes = getattr(value, "__dict__", {})
         skipped = _OWN if isinstance(value, torch.nn.Module) else ()
         for name, child in list(attributes.items()):
             if name not in skipped:
-                yield Held(f"{path}.{name}".lstrip("."), child, attributes, name)
+                yield HeldValue(f"{path}.{name}".lstrip("."), child, attributes, name)
         for name in _slots(type(value)):
             if hasattr(value, name):
-                yield Held(f"{path}.{name}".lstrip("."), getattr(value, name))
+                yield HeldValue(f"{path}.{name}".lstrip("."), getattr(value, name))
 
 
 def _slots(kind: type) -> Iterator[str]:

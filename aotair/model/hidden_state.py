@@ -17,7 +17,7 @@ from aotair_runtime.weights.golden import compare
 from ..errors import ModelError, UnsupportedError, user_frame
 from ..recipe.entry import EntryJob
 from .aliases import overlap, shared_memory
-from .held import PLAIN, Held, Snapshot, held
+from .held import PLAIN, HeldValue, Snapshot, held_values
 from .reference import Original
 from .samples import random_inputs
 
@@ -132,7 +132,7 @@ class Calls:
 def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in attributes, lists and dicts of a model and of what it holds, by path, but for its parameters and
     buffers; each once."""
-    yield from ((item.path, item.value) for item in held(model) if isinstance(item.value, torch.Tensor))
+    yield from ((item.path, item.value) for item in held_values(model) if isinstance(item.value, torch.Tensor))
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
@@ -142,7 +142,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
 def _depends_on(calls: Calls, model: torch.nn.Module, names: set[str], outputs: list) -> bool:
     """Whether a call answers otherwise where these tensors, which each call makes anew, hold NaN or far-off numbers
     before it."""
-    items = [item for item in held(model) if item.path in names and isinstance(item.value, torch.Tensor)]
+    items = [item for item in held_values(model) if item.path in names and isinstance(item.value, torch.Tensor)]
     if any(item.holder is None for item in items):
         return True
     for item in items:
@@ -176,21 +176,21 @@ def _refuse_tensors(model: torch.nn.Module, job: EntryJob, changed: list[str]) -
 # ---- plain values --------------------------------------------------------------------------------------------------
 
 
-def _values(model: torch.nn.Module) -> dict[str, Held]:
-    return {item.path: _kept(item) for item in held(model) if not isinstance(item.value, torch.Tensor)}
+def _values(model: torch.nn.Module) -> dict[str, HeldValue]:
+    return {item.path: _kept(item) for item in held_values(model) if not isinstance(item.value, torch.Tensor)}
 
 
-def _kept(item: Held) -> Held:
+def _kept(item: HeldValue) -> HeldValue:
     """With its value as it is now."""
     changes = isinstance(item.value, (numpy.ndarray, bytearray))
-    return Held(item.path, copy.copy(item.value) if changes else _count(item.value), item.holder, item.key)
+    return HeldValue(item.path, copy.copy(item.value) if changes else _count(item.value), item.holder, item.key)
 
 
 def _count(value: object) -> object:
     return repr(value) if type(value).__name__ == "count" else value
 
 
-def _text(item: Held | None) -> str:
+def _text(item: HeldValue | None) -> str:
     """Equal for equal values: NaN is itself, and 1 is not True. Nothing where there is none."""
     if item is None:
         return ""
@@ -200,7 +200,7 @@ def _text(item: Held | None) -> str:
 
 
 def _refuse_values(
-    calls: Calls, job: EntryJob, values: Mapping[str, Held], changed: list[str], outputs: list[list]
+    calls: Calls, job: EntryJob, values: Mapping[str, HeldValue], changed: list[str], outputs: list[list]
 ) -> None:
     """Raises UnsupportedError where an output depends on a value that the model changes, as far as other values can
     show: those of the next calls, and some that are far off."""
@@ -217,7 +217,7 @@ def _refuse_values(
     )  # fmt: skip
 
 
-def _with_other_values(calls: Calls, values: Mapping[str, Held]) -> Iterator[list | None]:
+def _with_other_values(calls: Calls, values: Mapping[str, HeldValue]) -> Iterator[list | None]:
     """What calls return where the values are others; None where a call then fails."""
     for item in values.values():
         for other in _others(item.value) if item.holder is not None else ():

@@ -8,7 +8,7 @@ from torch.utils import _pytree
 
 from ..graph.resolve import resolved
 from ..recipe.entry import EntryJob
-from .arguments import Arguments, register_results
+from .arguments import MethodArguments, register_results
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ class Original:
 
     def __init__(self, model: torch.nn.Module, job: EntryJob):
         self._model, self._names, self._method = model, tuple(job.inputs), job.method
-        self._arguments = Arguments(getattr(model, job.method), job)
+        self._arguments = MethodArguments(getattr(model, job.method), job)
         self._lists = tuple(name for name, item in job.inputs.items() if item.host)
         # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
         self._first = [

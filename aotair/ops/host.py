@@ -23,7 +23,7 @@ LISTS = {
 
 
 @dataclass(frozen=True)
-class Vendor:
+class VendorOp:
     """The overload that writes into given results, with lists, and the op that makes its workspace."""
 
     out: torch._ops.OpOverload
@@ -35,9 +35,9 @@ def with_tensors(name: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.air, name.removeprefix(PREFIX)).default
 
 
-def vendor(op: torch._ops.OpOverload) -> Vendor | None:
+def vendor(op: torch._ops.OpOverload) -> VendorOp | None:
     """The calls of torch_npu that an op with tensors stands for on the device."""
     name = PREFIX + op.name().partition("::")[2]
     if op.namespace != "air" or name not in LISTS:
         return None
-    return Vendor(getattr(torch.ops.npu, name).out, getattr(torch.ops.npu, f"_{name}_get_max_workspace").default)
+    return VendorOp(getattr(torch.ops.npu, name).out, getattr(torch.ops.npu, f"_{name}_get_max_workspace").default)

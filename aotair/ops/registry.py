@@ -53,7 +53,7 @@ class HostOp:
         return self.schema.partition("(")[0]
 
 
-def define(namespace: str, ops: Iterable[HostOp]) -> None:
+def define_op(namespace: str, ops: Iterable[HostOp]) -> None:
     """Define the ops that nobody has defined, and give every one a host kernel where it has none.
 
     Where the vendor's package is present, its schemas and its Meta kernels stay, and only what it lacks is added.

@@ -8,12 +8,12 @@ from torch.fx.node import Node, map_arg
 
 from ..errors import GraphError
 from ..fusion.matcher import fwd_only
-from ..graph.fake import CannotEvaluate, evaluate, fake_mode, quiet_torch
+from ..graph.fake import CannotEvaluate, fake_mode, fake_result, quiet_torch
 from ..graph.user_line import source
 from ..graph.verify import is_legal_target
 
 
-def resolve(graph: torch.fx.Graph, name: str) -> None:
+def resolve_calls(graph: torch.fx.Graph, name: str) -> None:
     """Work out what each node returns, in order, with calls of functions, methods and ops without overloads traced.
     `name` says whose pass left the graph. Raises GraphError."""
     mode = fake_mode(graph)
@@ -24,7 +24,7 @@ def resolve(graph: torch.fx.Graph, name: str) -> None:
             _expand(node, name)
             continue
         try:
-            node.meta["val"] = evaluate(mode, node.target, node.args, dict(node.kwargs))
+            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
         except Exception as error:
             raise GraphError(
                 f"the pass {name} left a call that cannot be made: {node.name}{source(node)}",
@@ -54,7 +54,7 @@ def _expand(node: Node, name: str) -> None:
                 continue
             made = inside[inner] = graph.node_copy(inner, inside.__getitem__)
             made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-            made.meta["val"] = evaluate(fake_mode(graph), made.target, made.args, dict(made.kwargs))
+            made.meta["val"] = fake_result(fake_mode(graph), made.target, made.args, dict(made.kwargs))
     results = map_arg(body.graph.output_node().args[0], inside.__getitem__)
     if isinstance(results, (tuple, list)):
         _hand_out(node, results, name)

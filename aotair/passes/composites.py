@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node, map_arg
 
 from ..fusion.kept import kept_as
-from ..graph.fake import evaluate, fake_mode, quiet_torch, recompute
+from ..graph.fake import fake_mode, fake_result, quiet_torch, recompute
 from ..graph.streams import launches
 from ..ops.air import is_marker
 
@@ -86,7 +86,7 @@ def _taken_apart(node: Node, plain: bool) -> Group:
                 continue
             made = inside[inner] = graph.node_copy(inner, inside.__getitem__)
             made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-            made.meta["val"] = evaluate(mode, made.target, made.args, dict(made.kwargs))
+            made.meta["val"] = fake_result(mode, made.target, made.args, dict(made.kwargs))
             calls.append((made, made.target, made.args, made.kwargs))
     result = inside[body.graph.output_node().args[0]]
     calls.sort(key=lambda call: call[0] is result)

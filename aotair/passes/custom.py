@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from ..errors import GraphError
-from ..graph.fake import copy_first, evaluate, fake_mode
+from ..graph.fake import copy_first, fake_mode, fake_result
 from ..graph.inplace import same_layout
 from ..ops import air
 from . import calls, composites, spoken
@@ -66,7 +66,7 @@ def _call(module: torch.fx.GraphModule, edits: Edits, function: Callable, name: 
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)
     air.in_plain_words(module.graph)
-    calls.resolve(module.graph, name)
+    calls.resolve_calls(module.graph, name)
     returned = module.graph.output_node().args[0]
     if len(returned) != len(promised):
         raise GraphError(
@@ -100,10 +100,10 @@ def _as_views(graph: torch.fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=_aten.reshape.default):
         node.target = _aten.view.default
         try:
-            node.meta["val"] = evaluate(fake_mode(graph), node.target, node.args, dict(node.kwargs))
+            node.meta["val"] = fake_result(fake_mode(graph), node.target, node.args, dict(node.kwargs))
         except (RuntimeError, ValueError):  # the strides do not allow it
             copy_first(node)
-            node.meta["val"] = evaluate(fake_mode(graph), node.target, node.args, dict(node.kwargs))
+            node.meta["val"] = fake_result(fake_mode(graph), node.target, node.args, dict(node.kwargs))
 
 
 def _text(value: torch.Tensor) -> str:

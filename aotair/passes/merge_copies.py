@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx.node import Node
 
-from ..graph.alias import base, root, written
+from ..graph.alias import base, root, written_by
 from ..graph.streams import several_streams
 from .edits import Edits
 from .reinplace_input_mutated_ops import VIEW_OF_SCATTER
@@ -92,7 +92,7 @@ def _shared(source: Node, target: Node) -> str:
 
 def _why_not(node: Node, value: Node, source: Node) -> str:
     """Why `node` may not read what `value` read of `source`: it may have been written since."""
-    writer = next((n for n in _between(value, node) if any(root(w) is root(source) for w in written(n))), None)
+    writer = next((n for n in _between(value, node) if any(root(w) is root(source) for w in written_by(n))), None)
     return "" if writer is None else f"{writer.name} writes the memory of {source.name} before"
 
 

@@ -12,7 +12,7 @@ from torch.fx.node import Node
 from aotair_runtime.format.written import written_names
 
 from ..graph.alias import Uses, base
-from ..graph.fake import evaluate, recompute
+from ..graph.fake import fake_result, recompute
 from ..graph.inplace import same_layout
 from ..graph.streams import several_streams
 from ..target.out_variants import out_variant
@@ -136,6 +136,6 @@ class _Rewrite:
 
     def _call(self, target, *args, **kwargs) -> Node:
         node = self._graph.call_function(target, args, kwargs)
-        node.meta["val"] = evaluate(self._mode, target, args, kwargs)
+        node.meta["val"] = fake_result(self._mode, target, args, kwargs)
         node.meta["stack_trace"] = self._node.meta.get("stack_trace")
         return node

@@ -13,7 +13,7 @@ import torch
 from torch.fx.node import Node
 
 from ..errors import GraphError
-from ..graph.alias import base, root, written
+from ..graph.alias import base, root, written_by
 from ..graph.order import Order
 from ..graph.streams import RECORD, WAIT, launches, stream_of
 from ..graph.user_line import source
@@ -229,7 +229,7 @@ class _Writer:
 
     def _conflicts(self, node: Node) -> Iterator[tuple[Node, str]]:
         """Nodes of other streams that must be done before this one, and are not known to be."""
-        stream, writes = stream_of(node), {_owner(item) for item in written(node)}
+        stream, writes = stream_of(node), {_owner(item) for item in written_by(node)}
         for memory in {_owner(item): None for item in node.all_input_nodes}:
             accesses = self._memory.get(memory)
             if accesses is None:
@@ -257,7 +257,7 @@ class _Writer:
 
     def _note(self, node: Node) -> None:
         step = self._steps[node] = self._order.step(stream_of(node))
-        writes = {_owner(item) for item in written(node)} | ({node} if base(node) is None else set())
+        writes = {_owner(item) for item in written_by(node)} | ({node} if base(node) is None else set())
         for memory in {_owner(item): None for item in node.all_input_nodes} | dict.fromkeys(writes):
             accesses = self._memory.setdefault(memory, _Accesses())
             if memory in writes:

@@ -49,7 +49,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Peak:
+class DrawnPeak:
     """The first step at which most is alive: how many bytes, in strips with their room rounded up, and which strips,
     the largest first."""
 
@@ -78,7 +78,7 @@ def picture(graph: torch.fx.Graph, lives: Lifetimes, plan: Plan, alignment: int)
     return Picture(steps, plan.height, alignment, tuple(strips))
 
 
-def peak(shown: Picture) -> Peak:
+def drawn_peak(shown: Picture) -> DrawnPeak:
     """Where most is alive."""
     changes = [0] * (len(shown.steps) + 1)
     for strip in shown.strips:
@@ -87,7 +87,7 @@ def peak(shown: Picture) -> Peak:
     alive = list(itertools.accumulate(changes))
     step = alive.index(max(alive))
     living = [strip for strip in shown.strips if strip.first <= step <= strip.last]
-    return Peak(step, alive[step], tuple(sorted(living, key=lambda strip: (-strip.size, strip.offset))))
+    return DrawnPeak(step, alive[step], tuple(sorted(living, key=lambda strip: (-strip.size, strip.offset))))
 
 
 def _interval(home: Home, copies: Mapping[int, int]) -> int | None:

@@ -4,7 +4,7 @@ peak. Inline SVG without scripts."""
 import html
 from collections.abc import Iterator, Sequence
 
-from ..plan.picture import Peak, Picture, Strip, peak
+from ..plan.picture import DrawnPeak, Picture, Strip, drawn_peak
 
 STYLE = """
 svg.arena { width: 100%; height: auto; font-size: 11px; font-variant-numeric: tabular-nums; }
@@ -48,7 +48,7 @@ def drawing(title: str, shown: Picture, named: int, is_open: bool) -> str:
     """
     if not shown.strips:
         return f"<details><summary>{_text(title)}: nothing lies in the arena</summary></details>"
-    found = peak(shown)
+    found = drawn_peak(shown)
     summary = (
         f"{title}: {shown.height:,} bytes; at the peak, step {found.step} ({shown.steps[found.step]}), "
         f"{found.nbytes:,} are alive"
@@ -63,7 +63,7 @@ def drawing(title: str, shown: Picture, named: int, is_open: bool) -> str:
     )
 
 
-def _svg(title: str, shown: Picture, found: Peak, named: int) -> Iterator[str]:
+def _svg(title: str, shown: Picture, found: DrawnPeak, named: int) -> Iterator[str]:
     scale = _Scale(shown)
     drawn = [strip for strip in shown.strips if max(scale.box(strip)[2:]) >= _SEEN]
     drawn.sort(key=lambda strip: -strip.size * (strip.last + 1 - strip.first))  # what is thin comes last, on top
@@ -139,7 +139,7 @@ def _axes(shown: Picture, scale: _Scale) -> Iterator[str]:
     yield f'<text x="{_LEFT + _WIDTH // 2}" y="{bottom + 30}" text-anchor="middle">step</text>'
 
 
-def _mark(found: Peak, scale: _Scale) -> Iterator[str]:
+def _mark(found: DrawnPeak, scale: _Scale) -> Iterator[str]:
     x = scale.x(found.step + 0.5)
     anchor = "start" if x < _LEFT + _WIDTH * 0.15 else "end" if x > _LEFT + _WIDTH * 0.85 else "middle"
     yield f'<path class="peak" d="M{_number(x)} {_TOP - 4}V{_TOP + _HEIGHT}"/>'
@@ -147,7 +147,7 @@ def _mark(found: Peak, scale: _Scale) -> Iterator[str]:
     yield f'<text class="mark" x="{_number(x)}" y="{_TOP - 8}" text-anchor="{anchor}">{words}</text>'
 
 
-def _living(found: Peak) -> str:
+def _living(found: DrawnPeak) -> str:
     lines = [
         f"<table><caption>Alive at step {found.step}, the largest first</caption>"
         "<tr><th>tensor</th><th>dtype and shape</th><th>bytes</th><th>steps</th><th>line of the model</th></tr>"

@@ -10,7 +10,7 @@ from aotair_runtime.errors import AotairError
 from aotair_runtime.format.text import table
 
 from ..buckets.block import as_plain, block, write
-from ..buckets.choose import choose
+from ..buckets.choose import best_buckets
 from ..buckets.limits import Arena, fit_arena, most_buckets
 from ..buckets.points import Bucket, Pick, Points, serve
 from ..buckets.trace import Trace, read_trace
@@ -135,7 +135,7 @@ def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted, entry: str | Non
     arena = None if wanted.artifact is None else fit_arena(wanted.artifact, recipe.name, job)
     ceiling = None if wanted.memory is None else arena.elements(wanted.memory)
     trace = read_trace(trace_file, dims)
-    curve = tuple(choose(trace, [job.paddable(dim) for dim in dims], most, ceiling))
+    curve = tuple(best_buckets(trace, [job.paddable(dim) for dim in dims], most, ceiling))
     served, _, _ = _served(trace, job, curve[-1].buckets)
     _, cost, missed = _served(trace, job, job.bucket_sizes())
     now = (len(job.bucket_sizes()), cost, missed)
@@ -156,7 +156,7 @@ def _entry(recipe: Recipe, name: str | None) -> EntryJob:
     return next(one for one in entry_jobs(recipe) if one.entry == name)
 
 
-def written(recipe_file: Path, found: Chosen) -> None:
+def write_chosen(recipe_file: Path, found: Chosen) -> None:
     """Write the chosen buckets into the recipe."""
     write(recipe_file, found.plain, found.place)
 

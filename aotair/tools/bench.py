@@ -30,7 +30,7 @@ class BucketTimes:
         return asdict(self)
 
 
-def bench(model: Model, originals: Mapping[str, Callable], seconds: float) -> Iterator[BucketTimes]:
+def measure(model: Model, originals: Mapping[str, Callable], seconds: float) -> Iterator[BucketTimes]:
     """Measure every bucket on its golden inputs, spending about `seconds` on each.
 
     `originals` has what the original model calls, by entry point; nothing for those that are not to be compared. The

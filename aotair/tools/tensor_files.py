@@ -10,7 +10,7 @@ import torch
 from aotair_runtime.errors import AotairError
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
     """The tensors in a .safetensors or .npz file by name; raises AotairError. Nothing pickled is read."""
     if not path.is_file():
         raise AotairError("there is no such file", where=str(path))

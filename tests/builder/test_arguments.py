@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 import aotair
 from aotair.cli import main
 from aotair.errors import ExportError, ModelError, RecipeError
-from aotair.model.arguments import Arguments
+from aotair.model.arguments import MethodArguments
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.call import arguments as runtime
@@ -429,7 +429,7 @@ def test_any_structure_is_taken_apart_and_put_together_again(structures):
     tensors = dict(_leaves(call))
     item = {"shape": [1], "dtype": "float32"}
     one = parse_recipe(recipe("Dict") | {"inputs": dict.fromkeys(tensors, item), "buckets": {}})
-    made = Arguments(lambda **any_of_them: None, one)
+    made = MethodArguments(lambda **any_of_them: None, one)
     assert made(tensors) == ((), call)
     taken = runtime.Arguments(list(tensors), {})
     for args, kwargs in (((), call), ((), tensors), (tuple(call.values()), {}), (tuple(tensors.values()), {})):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aotair.buckets import limits
 from aotair.buckets.block import as_plain, replaced
-from aotair.buckets.choose import choose
+from aotair.buckets.choose import best_buckets
 from aotair.buckets.trace import Trace, read_trace
 from aotair.cli import main
 from aotair.recipe.read import parse_recipe, read_recipe
@@ -64,7 +64,7 @@ def brute(trace: Trace, paddable, most: int, ceiling: int | None = None) -> int 
 @given(st.dictionaries(st.tuples(st.integers(1, 40)), st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 4))
 def test_one_dimension_is_exact(rows, most):
     trace = trace_of(rows)
-    pick = choose(trace, [True], most)[-1]
+    pick = best_buckets(trace, [True], most)[-1]
     assert pick.cost == pick.bound == run_cost(trace, [True], pick.buckets) == brute(trace, [True], most)
     assert len(pick.buckets) <= most
 
@@ -80,9 +80,9 @@ def test_the_bound_of_two_dimensions_is_sound(rows, most, paddable):
     best = brute(trace, paddable, most)
     if best is None:
         with pytest.raises(AotairError, match="cannot be padded"):
-            choose(trace, paddable, most)
+            best_buckets(trace, paddable, most)
         return
-    for count, pick in enumerate(choose(trace, paddable, most), 1):
+    for count, pick in enumerate(best_buckets(trace, paddable, most), 1):
         if pick is not None:
             least = brute(trace, paddable, count)
             assert pick.bound <= least <= pick.cost == run_cost(trace, paddable, pick.buckets)
@@ -100,7 +100,7 @@ def test_no_bucket_is_larger_than_the_ceiling(rows, most, ceiling):
     trace = trace_of(rows)
     best = brute(trace, [True, True], most, ceiling)
     try:
-        pick = choose(trace, [True, True], most, ceiling)[-1]
+        pick = best_buckets(trace, [True, True], most, ceiling)[-1]
     except AotairError as error:
         largest = max(map(math.prod, trace.sizes))
         assert best is None or "were found" in str(error), largest
@@ -113,20 +113,20 @@ def test_a_coarser_grid_keeps_the_bound_sound(monkeypatch):
     from aotair.buckets import bound
 
     rows = {(a, b): 1 + (a * 7 + b * 5) % 11 for a in range(1, 7) for b in range(3, 40, 3) if (a + b) % 2}
-    fine = choose(trace_of(rows), [True, True], 4)[-1]
+    fine = best_buckets(trace_of(rows), [True, True], 4)[-1]
     monkeypatch.setattr(bound, "_CORNERS", 20)
-    coarse = choose(trace_of(rows), [True, True], 4)[-1]
+    coarse = best_buckets(trace_of(rows), [True, True], 4)[-1]
     assert coarse.bound <= fine.cost and fine.bound <= coarse.cost and fine.bound >= 0.97 * fine.cost
 
 
 def test_the_same_trace_gives_the_same_buckets():
     rows = {(1 + i % 6, 1 + (i * i) % 90): 1 + i % 7 for i in range(200)}
-    assert choose(trace_of(rows), [True, True], 6) == choose(trace_of(rows), [True, True], 6)
+    assert best_buckets(trace_of(rows), [True, True], 6) == best_buckets(trace_of(rows), [True, True], 6)
 
 
 def test_many_lengths_are_exact():
     trace = trace_of({(i,): 1 + i % 13 for i in range(1, 10_001)})
-    picks = choose(trace, [True], 64)
+    picks = best_buckets(trace, [True], 64)
     costs = [pick.cost for pick in picks]
     saved = [a - b for a, b in itertools.pairwise(costs)]
     assert len(picks) == 64 and all(a >= b >= 0 for a, b in itertools.pairwise(saved))  # Monge: convex
@@ -135,11 +135,11 @@ def test_many_lengths_are_exact():
 
 def test_what_cannot_be_padded_gets_each_of_its_values():
     trace = trace_of({(1, 5): 9, (1, 9): 1, (3, 2): 5, (7, 4): 1})
-    picks = choose(trace, [False, True], 4)
+    picks = best_buckets(trace, [False, True], 4)
     assert picks[:2] == [None, None]
     assert picks[2].buckets == ((1, 9), (3, 2), (7, 4)) and picks[3].buckets == ((1, 5), (1, 9), (3, 2), (7, 4))
     with pytest.raises(AotairError, match=r"a cannot be padded(.|\n)*at least 3"):
-        choose(trace, [False, True], 2)
+        best_buckets(trace, [False, True], 2)
 
 
 def test_traces_are_read(tmp_path: Path):

@@ -13,7 +13,7 @@ from aotair.plan.check import violations
 from aotair.plan.interval import columns
 from aotair.plan.search import canonical, greedy, packing
 from aotair.plan.search.arena import Interval, Plan, plan_arena
-from aotair.plan.search.peaks import held, peak
+from aotair.plan.search.peaks import held_at_peaks, peak
 from aotair.plan.search.sections import sections
 
 intervals = st.lists(
@@ -101,14 +101,14 @@ aligned = intervals.flatmap(
 def test_what_is_fixed_stays_and_all_is_aligned(items: list[Interval], alignment: int, random: random.Random):
     offsets = plan_arena(items, alignment, 0.1).offsets
     chance = random.random()
-    held = [replace(item, fixed=offset) if random.random() < chance else item for item, offset in zip(items, offsets)]
-    plan = plan_arena(held, alignment, 0.1)
-    assert violations(held, plan, alignment) == []
-    for item, offset in zip(held, plan.offsets):
+    fixed = [replace(item, fixed=offset) if random.random() < chance else item for item, offset in zip(items, offsets)]
+    plan = plan_arena(fixed, alignment, 0.1)
+    assert violations(fixed, plan, alignment) == []
+    for item, offset in zip(fixed, plan.offsets):
         assert item.fixed in (None, offset)
         assert offset % max(item.alignment, alignment) == 0
     assert plan.height >= plan.lower_bound >= plan_arena(items, alignment, 0.1).lower_bound
-    assert plan == plan_arena(held, alignment, 0.1)
+    assert plan == plan_arena(fixed, alignment, 0.1)
 
 
 @settings(max_examples=300, deadline=None)
@@ -151,9 +151,9 @@ def test_what_is_fixed_beside_the_peak_is_not_laid_over():
 
 def test_the_search_keeps_what_is_fixed_and_aligned():
     items = [Interval(8, 0, 3, 8), Interval(4, 0, 1, None, 16), Interval(8, 1, 2), Interval(4, 2, 3, None, 4)]
-    found = packing.search(columns(items, 1), sections(items), 20, 0, 1.0)
+    found = packing.search_packings(columns(items, 1), sections(items), 20, 0, 1.0)
     assert found is not None and violations(items, Plan(tuple(found), 20, 20, ""), 1) == []
-    assert packing.search(columns(items, 1), sections(items), 19, 0, 1.0) is None
+    assert packing.search_packings(columns(items, 1), sections(items), 19, 0, 1.0) is None
 
 
 # ---- the searches ----------------------------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ def test_each_search_finds_a_plan_of_the_best_height_and_none_below(items: list[
     best, sizes = brute_force(items), [item.size for item in items]
     lengths, parts = [item.last - item.first + 1 for item in items], sections(items)
     for order in range(len(canonical.ORDERS)):
-        found = canonical.search(sizes, lengths, parts, best, order, 100_000)
+        found = canonical.search_orders(sizes, lengths, parts, best, order, 100_000)
         assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
-        assert canonical.search(sizes, lengths, parts, best - 1, order, 100_000) is None
-    found = packing.search(columns(items, 1), parts, best, 0, 1.0)
+        assert canonical.search_orders(sizes, lengths, parts, best - 1, order, 100_000) is None
+    found = packing.search_packings(columns(items, 1), parts, best, 0, 1.0)
     assert found is not None and violations(items, Plan(tuple(found), best, best, ""), 1) == []
-    assert packing.search(columns(items, 1), parts, best - 1, 0, 1.0) is None
+    assert packing.search_packings(columns(items, 1), parts, best - 1, 0, 1.0) is None
 
 
 @settings(max_examples=300, deadline=None)
@@ -223,7 +223,7 @@ def test_a_plan_of_the_peaks_is_a_part_of_a_plan(items: list[Interval], share: f
     assert sorted(i for group in top.groups for i in group) == [i for i, inside in enumerate(tall) if inside]
     order = list(range(len(top.groups)))
     random.shuffle(order)
-    around = held(given, top, greedy.place(top.items, np.array(order, np.int64)))
+    around = held_at_peaks(given, top, greedy.place(top.items, np.array(order, np.int64)))
     offsets = greedy.place(around, greedy.order_of("greedy by size", around))
     assert violations(items, Plan(tuple(offsets.tolist()), 1 << 40, bound, ""), 1) == []
 

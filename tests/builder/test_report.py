@@ -14,7 +14,7 @@ from aotair.export.export import export
 from aotair.model.load import load_model
 from aotair.passes import pipeline
 from aotair.passes.observer import Observer
-from aotair.plan.picture import Peak, Picture, Strip, peak
+from aotair.plan.picture import DrawnPeak, Picture, Strip, drawn_peak
 from aotair.program import Built, build_program
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
@@ -107,7 +107,7 @@ def test_the_peak_is_where_most_is_alive(name):
                 sum(-(-s.size // 64) * 64 for s in shown.strips if step in range(s.first, s.last + 1))
                 for step in range(len(shown.steps))
             ]
-            found = peak(shown)
+            found = drawn_peak(shown)
             assert found.nbytes == max(alive) == bucket.lower_bound
             assert found.step == alive.index(max(alive))
             assert {s for s in shown.strips if s.first <= found.step <= s.last} == set(found.strips)
@@ -190,7 +190,7 @@ def test_the_peak_is_marked_and_listed():
     built = built_for("encoder")
     text = page(built.program, {}, built.pictures)
     for svg, shown in zip(drawings(text), built.pictures.values(), strict=True):
-        found = peak(shown)
+        found = drawn_peak(shown)
         (mark,) = (path for path in svg.iter(f"{SVG}path") if path.get("class") == "peak")
         x = float(re.match(r"M([\d.]+) ", mark.get("d"))[1])
         assert int((x - arena._LEFT) / arena._WIDTH * len(shown.steps)) == found.step
@@ -222,7 +222,7 @@ def test_inputs_and_outputs_have_their_colours():
 def test_an_arena_with_nothing_in_it():
     text = arena.drawing("static", Picture(steps(2), 0, 64, ()), 10, True)
     assert "nothing lies in the arena" in text and "<svg" not in text
-    assert peak(Picture(steps(2), 0, 64, ())) == Peak(0, 0, ())
+    assert drawn_peak(Picture(steps(2), 0, 64, ())) == DrawnPeak(0, 0, ())
 
 
 # ---- a page that stays small, legible and safe ----------------------------------------------------------------------

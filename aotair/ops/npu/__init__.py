@@ -5,7 +5,7 @@ shapes come from the same code on meta tensors where that is possible. What a ho
 the name of the argument. Importing this package defines what is not defined yet.
 """
 
-from ..registry import define
+from ..registry import define_op
 from . import cache, fused_infer_attention, grouped_matmul, layout, lengths, matmul, mla, moe, norm, quant, quant_matmul
 
 OPS = (
@@ -21,5 +21,5 @@ OPS = (
     *mla.OPS,
 )
 
-define("npu", OPS)
-define("air", lengths.ops())
+define_op("npu", OPS)
+define_op("air", lengths.ops())

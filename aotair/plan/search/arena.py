@@ -10,7 +10,7 @@ import numpy as np
 from ..interval import Columns, Interval, columns
 from . import canonical, greedy, packing
 from .fixed import refuse_impossible
-from .peaks import held, peak
+from .peaks import held_at_peaks, peak
 from .sections import Sections, sections
 
 __all__ = ["Interval", "Plan", "plan_arena"]
@@ -84,7 +84,7 @@ def _peaks_first(
         if not 0 < len(top.groups) <= _MOST:
             continue
         for name, offsets in _searched(top.items, top.parts, bound, effort, () if items.plain and level else _SEEDS):
-            around = held(items, top, offsets)
+            around = held_at_peaks(items, top, offsets)
             order = greedy.order_of("greedy by size", items)
             yield from ((f"peaks first, {name}", found) for found in greedy.place_again(around, order, bound, rounds))
 
@@ -96,7 +96,7 @@ def _lower(items: Columns, parts: Sections, bound: int, height: int, effort: flo
     while height - low > unit and (low < bound or height - low > low // 200):
         merged = _searched(equal.items, equal.parts, middle, effort, _SEEDS[-1:]) if middle > bound else ()
         found = itertools.chain(
-            ((name, held(items, equal, offsets).fixed.clip(0)) for name, offsets in merged),
+            ((name, held_at_peaks(items, equal, offsets).fixed.clip(0)) for name, offsets in merged),
             _searched(items, parts, middle, effort, ()),
         )
         name, offsets = next(found, ("", None))
@@ -117,11 +117,11 @@ def _searched(
     sizes, lengths = scaled.sizes.tolist(), (items.last - items.first + 1).tolist()
     steps = max(1, round(_WORK * effort / (cells + _STEP)))
     for order in range(len(canonical.ORDERS) if items.plain else 0):
-        found = canonical.search(sizes, lengths, parts, height, order, steps)
+        found = canonical.search_orders(sizes, lengths, parts, height, order, steps)
         if found is not None:
             yield "canonical search", np.array(found, np.int64) * unit
     for seed in seeds:
-        found = packing.search(scaled, parts, height, seed, _PACKING * effort)
+        found = packing.search_packings(scaled, parts, height, seed, _PACKING * effort)
         if found is not None:
             yield "CP-SAT", np.array(found, np.int64) * unit
 

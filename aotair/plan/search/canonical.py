@@ -20,7 +20,7 @@ ORDERS = (
 )
 
 
-def search(
+def search_orders(
     sizes: Sequence[int], lengths: Sequence[int], parts: Sections, height: int, order: int, steps: int
 ) -> list[int] | None:
     """Offsets of a plan of at most `height`, or None where `steps` steps found none."""

@@ -6,7 +6,7 @@ from ..interval import Columns
 from .sections import Sections
 
 
-def search(items: Columns, parts: Sections, height: int, seed: int, effort: float) -> list[int] | None:
+def search_packings(items: Columns, parts: Sections, height: int, seed: int, effort: float) -> list[int] | None:
     """Offsets of a plan of at most `height`, or None where `effort` (CP-SAT's deterministic seconds) found none.
 
     The rectangles do not overlap, and in each section what is alive lies apart along the offsets. One worker and a

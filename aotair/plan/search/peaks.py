@@ -45,7 +45,7 @@ def peak(items: Columns, parts: Sections, level: float) -> Peak:
     )
 
 
-def held(items: Columns, found: Peak, offsets: Sequence[int]) -> Columns:
+def held_at_peaks(items: Columns, found: Peak, offsets: Sequence[int]) -> Columns:
     """`items` with those of the peak fixed where its plan has them: each group from its offset up."""
     fixed = items.fixed.copy()
     for group, offset in zip(found.groups, offsets, strict=True):
