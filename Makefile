@@ -12,7 +12,7 @@ CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test fuzz test-cuda lint bench clean
+.PHONY: help demo test fuzz test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,10 @@ test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (
 lint: $(INSTALLED) ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an error
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m pip install --quiet -e '.[bench,others]'
