@@ -2,7 +2,7 @@
 
 The blocks of a page run in order, in one namespace and one empty folder. ```python blocks are executed; a ```text block
 right after one holds what it prints. In ```console blocks each `$ aotair …` is run; the lines after it are what it
-prints. `…` in either stands for any text. A block with a `title` is a file of that name, written there first; ```yaml
+prints. A line `…` in either stands for any lines, `…` within a line for any text. A block with a `title` is a file of that name, written there first; ```yaml
 blocks without one are parts of recipes, and are checked as such. `<!-- not run: reason -->` before a block says why it
 cannot run here.
 """
@@ -24,8 +24,10 @@ import yaml
 from cases import ROOT
 from click.testing import CliRunner
 
+import aotair
 from aotair.cli import main
 from aotair.errors import RecipeError
+from aotair.fusion import register
 from aotair.recipe.recipe import parse_recipe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,10 +69,12 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def said(expected: str, got: str, where: str) -> None:
-    """What was printed is what the page says, but for `…` and spaces at the ends of lines."""
-    expected, got = (re.sub(r" +$", "", text, flags=re.MULTILINE).strip() for text in (expected, got))
-    pattern = ".*?".join(map(re.escape, expected.split("…")))
-    assert re.fullmatch(pattern, got, re.DOTALL), f"{where} says\n{expected}\nbut this came\n{got}"
+    """What was printed is what the page says, but for `…`, and for how wide a table is."""
+    expected, got = (re.sub(r"-{3,}", "---", re.sub(r" *\n", "\n", text).strip()) for text in (expected, got))
+    expected, got = (re.sub(r"(?<=\S) {2,}", " ", text) for text in (expected, got))
+    lines = [".*?".join(map(re.escape, line.split("…"))) + "\n" for line in expected.split("\n")]
+    pattern = "".join(r"(?:.*\n)*?" if line == ".*?\n" else line for line in lines)
+    assert re.fullmatch(pattern, f"{got}\n"), f"{where} says\n{expected}\nbut this came\n{got}"
 
 
 def run_python(block: Block, namespace: dict, after: Block | None) -> None:
@@ -121,12 +125,14 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder to work in, and nothing left behind in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    modules, threads = set(sys.modules), torch.get_num_threads()
+    monkeypatch.setattr(register, "_rules", [])
+    monkeypatch.setattr(register, "_of_function", {})
+    modules, level = set(sys.modules), aotair.logger.level
     yield tmp_path
+    aotair.logger.setLevel(level)
     for name in set(sys.modules) - modules:
         if (file := getattr(sys.modules[name], "__file__", None)) and file.startswith(str(tmp_path)):
             del sys.modules[name]
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -162,10 +168,11 @@ def test_the_languages_of_blocks_are_known(page: Path):
 
 
 def test_a_wrong_output_is_found(tmp_path: Path):
-    for expected in ("one\n…\nthree", "one\ntwo\nthree"):
+    for expected in ("one\n…\nthree", "one\ntwo\nthree", "one\nt…o\n…\nthree\n…"):
         said(expected, "one\ntwo \nthree\n", "here")
-    with pytest.raises(AssertionError, match="but this came"):
-        said("one\n…\nfour", "one\ntwo\nthree\n", "here")
+    for expected in ("one\n…\nfour", "one\nth…\nthree", "one…three"):
+        with pytest.raises(AssertionError, match="but this came"):
+            said(expected, "one\ntwo\nthree\n", "here")
 
 
 def test_the_readme_is_short():
