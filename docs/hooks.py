@@ -157,7 +157,10 @@ def fusion_rules() -> str:
     """aotair's own fusion rules, in order."""
     from aotair import fusion
 
-    rows = [f"| `{rule.name}` | {_cell(rule.says)} | {', '.join(sorted(rule.devices or ['any']))} |" for rule in fusion.RULES]
+    rows = [
+        f"| `{rule.name}` | {_cell(rule.says)} | {', '.join(sorted(rule.devices or ['any']))} |"
+        for rule in fusion.RULES
+    ]
     return "\n".join(["| rule | what it does | target |", "|---|---|---|", *rows])
 
 
