@@ -1,4 +1,4 @@
-"""What MkDocs writes where a page says `<!-- generated: NAME -->`: tables made from the code, and the repository's texts.
+"""What MkDocs writes where a page says `<!-- generated: NAME -->`: tables made from the code, texts of the repository.
 
 Nothing here is written by hand twice: recipe keys come from the schema, commands from click, the map of files from each
 module's first line.

@@ -2,9 +2,9 @@
 
 The blocks of a page run in order, in one namespace and one empty folder. ```python blocks are executed; a ```text block
 right after one holds what it prints. In ```console blocks each `$ aotair …` is run; the lines after it are what it
-prints. A line `…` in either stands for any lines, `…` within a line for any text. A block with a `title` is a file of that name, written there first; ```yaml
-blocks without one are parts of recipes, and are checked as such. `<!-- not run: reason -->` before a block says why it
-cannot run here.
+prints. A line `…` in either stands for any lines, `…` within a line for any text. A block with a `title` is a file of
+that name, written there first; ```yaml blocks without one are parts of recipes, and are checked as such. `<!-- not run:
+reason -->` before a block says why it cannot run here.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ RUN = ("python", "console", "yaml")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<head>[a-z]+[^\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
-_REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
+_REASON = re.compile(r"<!-- not run: ((?:(?!-->).)+) -->\s*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
