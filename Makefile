@@ -12,7 +12,7 @@ CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test fuzz test-cuda lint bench clean
+.PHONY: help demo test coverage fuzz test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,10 @@ test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs
 	$(BIN)/python -m pytest -n $(WORKERS)
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
+coverage: $(INSTALLED) ## the tests on the CPU, and the lines of both packages that they run (half as long again as without)
+	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
+		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
+
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000); on the simulated NPU 600 graphs and 1,000 sequences (40 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
 	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
@@ -47,6 +51,10 @@ test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (
 lint: $(INSTALLED) ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an error
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m pip install --quiet -e '.[bench,others]'

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from cases import ROOT
 
 import aotair
@@ -138,5 +139,19 @@ def test_the_readme_names_every_folder_of_the_map():
 
 
 def test_documents_are_there():
-    for name in ("README.md", "FORMAT.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", ".ci/run"):
+    for name in ("README.md", "FORMAT.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", ".ci/run"):
         assert (ROOT / name).is_file(), name
+
+
+def test_the_hooks_before_a_commit_run_what_lint_runs():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0].splitlines()[1:]
+    assert local["repo"] == "local", "nothing is fetched from elsewhere"
+    assert [hook["entry"] for hook in local["hooks"]] == [line.strip().replace("$(BIN)", ".venv/bin") for line in lint]
+
+
+def test_both_packages_are_under_the_licence_of_the_repository():
+    text = (ROOT / "LICENSE").read_text()
+    assert text.lstrip().startswith("Apache License") and text == (ROOT / "runtime" / "LICENSE").read_text()
+    for file in (ROOT / "pyproject.toml", ROOT / "runtime" / "pyproject.toml"):
+        assert 'license = "Apache-2.0"\nlicense-files = ["LICENSE"]\n' in file.read_text(), file
