@@ -28,7 +28,7 @@ import aotair
 from aotair.cli import main
 from aotair.errors import RecipeError
 from aotair.fusion import register
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.read import parse_recipe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("python", "console", "yaml")
