@@ -44,9 +44,10 @@ fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memo
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py
 
-lint: $(INSTALLED) ## style
+lint: $(INSTALLED) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m pip install --quiet -e '.[bench,others]'
