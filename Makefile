@@ -48,9 +48,10 @@ fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memo
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py
 
-lint: $(INSTALLED) ## style
+lint: $(INSTALLED) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an error
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

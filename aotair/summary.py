@@ -33,13 +33,13 @@ class Summary:
     seconds: dict[str, float]
     rewrites: dict[str, int]
     misses: dict[str, int]
-    quantised: dict | None
+    quantised: dict[str, object] | None
     graphs: list[str]
     memory: int
     budget: int | float | None
     packages: dict[str, str]
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 

@@ -516,6 +516,13 @@ class Decode(torch.nn.Module):
         return x
 
 
+class LongDecode(Decode):
+    """The same, for more rows than two; fewer need no list."""
+
+    def forward(self, x, keys, lengths, others):
+        return super().forward(x, keys, lengths, others) if x.shape[0] > 2 else self.layers[0](x)
+
+
 # Ops without a kernel on every device, which are made of others.
 APART = {
     "pixel_shuffle": lambda x: nn.functional.pixel_shuffle(x, 2),

@@ -81,6 +81,12 @@ def test_nobody_reads_the_environment(file: Path):
     assert "os.environ" not in text and "getenv" not in text
 
 
+@pytest.mark.parametrize("package, project", [(BUILDER, ROOT), (RUNTIME, ROOT), (RUNTIME, ROOT / "runtime")])
+def test_a_package_and_its_wheel_say_that_they_are_typed(package: Path, project: Path):
+    assert (package / "py.typed").is_file()
+    assert f'"{package.name}" = ["py.typed"]' in (project / "pyproject.toml").read_text()
+
+
 def test_the_public_names():
     runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime

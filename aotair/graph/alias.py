@@ -12,20 +12,20 @@ _UNSAID = frozenset({torch.ops.aten._unsafe_view.default})
 
 def base(node: Node) -> Node | None:
     """The node whose memory this one looks at or writes in place; None where its result is memory of its own."""
-    if node.op != "call_function" or not node.args:
+    source = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(source, Node):
         return None
     if node.target is operator.getitem:
-        source = node.args[0]
         return source if base(source) is not None else None  # a part of a list of views; else one of several results
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     if node.target in _UNSAID:
-        return node.args[0]
+        return source
     schema = node.target._schema
-    if not schema.arguments or schema.arguments[0].alias_info is None or not isinstance(node.args[0], Node):
+    if not schema.arguments or schema.arguments[0].alias_info is None:
         return None
     # An op may write into its first argument and return something else.
-    return node.args[0] if schema.returns and schema.returns[0].alias_info is not None else None
+    return source if schema.returns and schema.returns[0].alias_info is not None else None
 
 
 def root(node: Node) -> Node:

@@ -7,10 +7,11 @@ import operator
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Argument, Node, map_arg
 
 
 class CannotEvaluate(Exception):
@@ -27,9 +28,10 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
-def fake_result(mode: FakeTensorMode, target, args: tuple, kwargs: dict) -> object:
+def fake_result(mode: FakeTensorMode, target: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> object:
     """What a call of `target` returns, with the nodes among its arguments standing for their values."""
-    fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
+    values: Any = map_arg((args, kwargs), lambda node: node.meta["val"])
+    fake_args, fake_kwargs = values
     if target is operator.getitem:
         return fake_args[0][fake_args[1]]
     with mode, torch.no_grad():

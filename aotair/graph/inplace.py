@@ -65,7 +65,9 @@ def why_not_over(node: Node, target: Node) -> str:
 
 def is_reshape(node: Node) -> bool:
     """Whether an `as_strided` only restates the shape of a contiguous tensor, all of it."""
-    value, whole = node.meta["val"], node.args[0].meta["val"]
+    source = node.args[0]
+    assert isinstance(source, Node)
+    value, whole = node.meta["val"], source.meta["val"]
     offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
     return (
         offset in (None, 0)
@@ -80,8 +82,9 @@ def overlaps(node: Node) -> bool:
     value = node.meta["val"]
     if any(stride == 0 and size != 1 for size, stride in zip(value.shape, value.stride())):
         return True
-    while node is not None:
-        if node.target in _OVERLAPPING or (node.target is _aten.as_strided.default and not is_reshape(node)):
+    source: Node | None = node
+    while source is not None:
+        if source.target in _OVERLAPPING or (source.target is _aten.as_strided.default and not is_reshape(source)):
             return True
-        node = base(node)
+        source = base(source)
     return False

@@ -19,7 +19,7 @@ class Order:
     _number: list[int] = field(default_factory=list)
     _after: list[Clock] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._now = [[0] * self.streams for _ in range(self.streams)]
 
     def step(self, stream: int) -> int:

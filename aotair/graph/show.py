@@ -17,7 +17,7 @@ def show(module: torch.fx.GraphModule) -> str:
 
 
 class _Symbols:
-    def __init__(self):
+    def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def text(self, size: int | torch.SymInt) -> str:

@@ -20,7 +20,8 @@ RECORD, WAIT = _air.tagged_event_record.default, _air.tagged_event_wait.default
 
 def stream_of(node: Node) -> int:
     """The stream that a node runs on; 0 is the main one."""
-    return node.meta.get("stream", 0)
+    number: int = node.meta.get("stream", 0)
+    return number
 
 
 def several_streams(nodes: Iterable[Node]) -> bool:

@@ -31,9 +31,10 @@ def verify(module: torch.fx.GraphModule, after: str) -> None:
 
 def _verify_node(node: Node, after: str) -> None:
     if node.op == "output":
-        flat = isinstance(node.args[0], (tuple, list)) and all(isinstance(arg, Node) for arg in node.args[0])
-        _require(flat, node, after, "the output is a flat tuple of nodes")
-        for arg in node.args[0]:
+        given = node.args[0] if isinstance(node.args[0], (tuple, list)) else (None,)
+        results = [arg for arg in given if isinstance(arg, Node)]
+        _require(len(results) == len(given), node, after, "the output is a flat tuple of nodes")
+        for arg in results:
             _require(isinstance(arg.meta.get("val"), torch.Tensor), arg, after, "outputs are tensors")
         return
     _require(node.op in ("placeholder", "call_function"), node, after, f"no {node.op} nodes")

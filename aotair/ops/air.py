@@ -20,7 +20,7 @@ _SCHEMAS = {
 _library = torch.library.Library("air", "FRAGMENT")
 
 
-def _nothing(*_args, **_kwargs) -> None:
+def _nothing(*_args: object, **_kwargs: object) -> None:
     """The host runs in the program's order."""
 
 

@@ -32,12 +32,13 @@ class VendorOp:
 
 def with_tensors(name: str) -> torch._ops.OpOverload:
     """The op that takes tensors where `npu::name` takes lists."""
-    return getattr(torch.ops.air, name.removeprefix(PREFIX)).default
+    op: torch._ops.OpOverload = getattr(torch.ops.air, name.removeprefix(PREFIX)).default
+    return op
 
 
 def vendor(op: torch._ops.OpOverload) -> VendorOp | None:
     """The calls of torch_npu that an op with tensors stands for on the device."""
-    name = PREFIX + op.name().partition("::")[2]
+    name: str = PREFIX + op.name().partition("::")[2]
     if op.namespace != "air" or name not in LISTS:
         return None
     return VendorOp(getattr(torch.ops.npu, name).out, getattr(torch.ops.npu, f"_{name}_get_max_workspace").default)

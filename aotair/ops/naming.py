@@ -2,7 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,7 +21,7 @@ def host_as_npu() -> Iterator[None]:
     if torch._C._get_privateuse1_backend_name() == "npu":
         yield
         return
-    lacking = [kind for kind in (torch.Tensor, torch.nn.Module) if not hasattr(kind, "npu")]
+    lacking: list[Any] = [kind for kind in (torch.Tensor, torch.nn.Module) if not hasattr(kind, "npu")]
     for kind in lacking:
         kind.npu = _stays
     try:
@@ -36,7 +37,13 @@ def _stays(self: object, device: object = None, non_blocking: bool = False) -> o
 
 
 class _Host(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func is torch.device and any(_host(value) != value for value in (*args, *kwargs.values())):
             return torch.device("cpu")  # whatever its number is

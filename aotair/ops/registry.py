@@ -1,12 +1,14 @@
 """How an op that a vendor's package brings is defined where that package is absent: schema, shapes, host kernel."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from ..errors import UnsupportedError
 
+Kernel: TypeAlias = Callable[..., object]
 _libraries: dict[tuple[str, str], torch.library.Library] = {}
 
 
@@ -19,7 +21,7 @@ class Unserved(UnsupportedError):
         super().__init__(what, expected=expected, got=got, fix=fix)
 
 
-def refuse(op: str, given: dict) -> None:
+def refuse(op: str, given: Mapping[str, object]) -> None:
     """Every argument that the host kernel of `npu::op` does not know is at its default; raises Unserved."""
     defaults = {a.name: a.default_value for a in getattr(torch.ops.npu, op).default._schema.arguments}
     for name, value in given.items():
@@ -43,8 +45,8 @@ class HostOp:
     """
 
     schema: str
-    kernel: Callable
-    shape: Callable | None = None
+    kernel: Kernel
+    shape: Kernel | None = None
     functional: str | None = None
 
     @property
@@ -71,10 +73,10 @@ def define_op(namespace: str, ops: Iterable[HostOp]) -> None:
             library.impl(op.name, _functionalized(namespace, op.functional), "Functionalize")
 
 
-def _functionalized(namespace: str, functional: str) -> Callable:
+def _functionalized(namespace: str, functional: str) -> Kernel:
     """An op that writes into its first argument, as one that does not and a copy."""
 
-    def run(target: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    def run(target: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         return target.copy_(getattr(getattr(torch.ops, namespace), functional)(target, *args, **kwargs))
 
     return run

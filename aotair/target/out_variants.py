@@ -26,7 +26,7 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
         return None
     packet = op._overloadpacket
     for name in packet.overloads():
-        candidate = getattr(packet, name)
+        candidate: torch._ops.OpOverload = getattr(packet, name)
         if _writes_results_of(candidate, op) and target.has_kernel(candidate):
             return candidate
     return None

@@ -52,9 +52,10 @@ def _registered(op: torch._ops.OpOverload, key: str) -> bool:
 
 
 def _name(op: torch._ops.OpOverload) -> str:
-    return op.name().partition("::")[2]
+    name: str = op.name()
+    return name.partition("::")[2]
 
 
 @functools.cache
 def _kernels(kind: str) -> frozenset[str]:
-    return frozenset(resources.files(__package__).joinpath("kernels", f"{kind}.txt").read_text().split())
+    return frozenset(resources.files(__package__).joinpath("kernels").joinpath(f"{kind}.txt").read_text().split())

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from .capture.graphs import Parts
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, open_device
 from .errors import ArgumentError, ClosedError, DeviceError
-from .format.schema import EntryPoint, Program
+from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Terms, fresh_bytes, promise
@@ -129,11 +130,12 @@ class Model:
             self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Entry:
-        entry = self.__dict__.get("entry_points", {}).get(name)
+        entries: dict[str, Entry] = self.__dict__.get("entry_points", {})
+        entry = entries.get(name)
         if entry is None:
             raise AttributeError(f"no attribute or entry point {name!r}")
         return entry
@@ -308,7 +310,7 @@ def _check_names(program: Program, capture: str | Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _arena_of(program: Program, bucket) -> int:
+def _arena_of(program: Program, bucket: Bucket) -> int:
     """The bytes that a bucket's own plan needs, up to the alignment."""
     return -(-bucket.height // program.alignment) * program.alignment
 

@@ -63,7 +63,7 @@ class MemoryReport:
     buckets: tuple[BucketMemory, ...]
     rounding: str
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class Stats:
     recaptures: tuple[Recapture, ...]
     buckets: tuple[BucketStats, ...]
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 

@@ -56,11 +56,10 @@ def settle(
     _must(isinstance(capture, str) or named, "capture", "'all', 'lazy' or a list of buckets", capture)
     named = isinstance(allow_namespaces, (list, tuple, set)) and all(isinstance(n, str) for n in allow_namespaces)
     _must(named, "allow_namespaces", "a list of names", allow_namespaces)
-    choose = lambda given, otherwise: otherwise if given is None else given  # noqa: E731
     return Settings(
-        choose(clone_input, stored.clone_input),
-        choose(enable_output_clone, stored.enable_output_clone),
-        choose(disable_mempool_reuse_in_same_fx, stored.disable_mempool_reuse_in_same_fx),
+        _choose(clone_input, stored.clone_input),
+        _choose(enable_output_clone, stored.enable_output_clone),
+        _choose(disable_mempool_reuse_in_same_fx, stored.disable_mempool_reuse_in_same_fx),
         capture if capture in ("all", "lazy") else (capture,) if isinstance(capture, str) else tuple(capture),
         kept_graphs,
         limits or Limits(),
@@ -69,9 +68,17 @@ def settle(
     )
 
 
+def _choose(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
+
+
 def _must(holds: bool, name: str, expected: str, got: object) -> None:
     if not holds:
-        raise ArgumentError(f"{name}= is wrong", expected=expected, got=repr(got)[:80])
+        raise _wrong(name, expected, got)
+
+
+def _wrong(name: str, expected: str, got: object) -> ArgumentError:
+    return ArgumentError(f"{name}= is wrong", expected=expected, got=repr(got)[:80])
 
 
 def _budget(value: object) -> int | float | None:
@@ -80,6 +87,6 @@ def _budget(value: object) -> int | float | None:
         found = read_budget(value)
     except ValueError:
         found = 0
-    whole = found is None or type(found) in (int, float)
-    _must(whole and (found is None or found > 0), "memory_budget", expected, value)
-    return found
+    if found is None or ((type(found) is int or type(found) is float) and found > 0):
+        return found
+    raise _wrong("memory_budget", expected, value)

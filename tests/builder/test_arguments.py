@@ -18,6 +18,7 @@ import aotair
 from aotair.cli import main
 from aotair.errors import ExportError, ModelError, RecipeError
 from aotair.model.arguments import MethodArguments
+from aotair.recipe.entry import entry_jobs
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.call import arguments as runtime
@@ -325,7 +326,7 @@ def test_each_entry_point_has_its_constants(tmp_path):
 
 def test_constants_in_lists_and_dicts_are_names_of_their_own(path):
     given = parse_recipe(recipe("Dict", ["x"], {"size": [2, 3.5], "how": {"mode": "a", "deep": [True]}, "k": None}))
-    assert given.constant_values() == {
+    assert entry_jobs(given)[0].constant_values() == {
         "size.0": 2, "size.1": 3.5, "how.mode": "a", "how.deep.0": True, "k": None,
     }  # fmt: skip
     assert "constant mode: 'max'" in summary(read_program(path("Constants")))
@@ -428,7 +429,7 @@ def test_any_structure_is_taken_apart_and_put_together_again(structures):
     call = {name: _filled(structure) for name, structure in structures.items()}
     tensors = dict(_leaves(call))
     item = {"shape": [1], "dtype": "float32"}
-    one = parse_recipe(recipe("Dict") | {"inputs": dict.fromkeys(tensors, item), "buckets": {}})
+    (one,) = entry_jobs(parse_recipe(recipe("Dict") | {"inputs": dict.fromkeys(tensors, item), "buckets": {}}))
     made = MethodArguments(lambda **any_of_them: None, one)
     assert made(tensors) == ((), call)
     taken = runtime.Arguments(list(tensors), {})

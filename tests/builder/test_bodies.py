@@ -22,7 +22,7 @@ from aotair_runtime.weights.golden import replay_golden
 X = {"shape": ["n", 4], "dtype": "float32"}
 LOADS = """
 import sys, aotair
-from aotair_runtime.golden import replay_golden
+from aotair_runtime.weights.golden import replay_golden
 assert all(result.within for result in replay_golden(aotair.load(sys.argv[1])))
 assert not {"transformers", "models"} & set(sys.modules)
 print("right")

@@ -32,7 +32,7 @@ def test_load(for_npu, name, package):
 import sys
 import {package}
 model = aotair.load({str(for_npu[name])!r}, device="cpu")
-from aotair_runtime.golden import replay_golden
+from aotair_runtime.weights.golden import replay_golden
 assert all(result.within for result in replay_golden(model)), "wrong"
 assert "aotair.builder" not in sys.modules and "aotair.passes" not in sys.modules
 print("right")

@@ -5,8 +5,11 @@ import threading
 
 import pytest
 import torch
+from cases import MODELS, RECIPES
 
 import aotair
+from aotair.model.load import load_model
+from aotair.recipe.recipe import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, ShapeError
 from aotair_runtime.format.schema import HostArg
@@ -41,6 +44,20 @@ def test_each_call_has_its_lengths(node, reference, options):
                 close(model(x, keys, *lists), reference(x, keys, *lists))
             lists[draw.choice([0, 1])] = [draw.randrange(1, 7) for _ in range(n)]
             close(model(x, keys, *lists), reference(x, keys, *lists))
+
+
+def test_a_bucket_that_reads_no_list_takes_the_call_s_lists_too(node, tmp_path):
+    """The model looks at its lists for more than two rows only: the smaller bucket has nothing to replace."""
+    recipe = RECIPES["decode"] | {"model": {"factory": f"{MODELS}:LongDecode"}, "buckets": {"n": [2, 4]}}
+    exact = {name: {k: v for k, v in item.items() if k != "pad"} for name, item in recipe["inputs"].items()}
+    with torch.device("cpu"):
+        path = aotair.build(recipe | {"inputs": exact, "target": {"device": node.kind}}, tmp_path / "long.aotair")
+    updated = [bucket.updated for bucket in read_program(path).entry_points[0].buckets]
+    assert updated == ([0, 2] if node.kind == "npu" else [0, 0])
+    model, original = aotair.load(path), load_model(parse_recipe(recipe)).cpu()
+    for n, lists in ((2, ([1, 2], [3, 4])), (4, ([1, 2, 3, 4], [6, 5, 4, 3])), (2, ([5, 5], [6, 6]))):
+        x, keys = inputs(node, n)
+        close(model(x, keys, *lists), original(x.cpu(), keys.cpu(), *lists))
 
 
 def test_lists_tuples_and_tensors_are_the_same(node, reference):

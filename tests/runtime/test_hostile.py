@@ -317,6 +317,13 @@ SPOILT = {
         p, structure=("named", "Pair", ("a", "a"), ("tensor", 0), ("tensor", 0))
     ),
     "a named tuple of no name": lambda p: with_entry(p, structure=("named", "a\0b", ("a",), ("tensor", 0))),
+    "a record with a number for a field": lambda p: with_entry(p, structure=("record", "R", (1,), ("tensor", 0))),
+    "a record of no name": lambda p: with_entry(p, structure=("record", 3, ("a",), ("tensor", 0))),
+    "an input padded with text": lambda p: with_entry(p, inputs=(replace(p.entry_points[0].inputs[0], pad="much"),)),
+    "an input padded with a tensor": lambda p: with_entry(
+        p, inputs=(replace(p.entry_points[0].inputs[0], pad=TensorArg(0)),)
+    ),
+    "an input padded with a list": lambda p: with_entry(p, inputs=(replace(p.entry_points[0].inputs[0], pad=(0,)),)),
     "a named tuple with a number for a field": lambda p: with_entry(p, structure=("named", "P", (1,), ("tensor", 0))),
     "a constant of an input's name": lambda p: with_entry(p, constants=((p.entry_points[0].inputs[0].name, 1),)),
     "a constant within an input": lambda p: with_entry(p, constants=((p.entry_points[0].inputs[0].name + ".k", 1),)),
@@ -344,6 +351,13 @@ def test_a_program_that_breaks_a_rule(copy: Path, name: str):
     rewrite(copy, SPOILT[name])
     with pytest.raises(MalformedError):
         aotair.load(copy)
+
+
+def test_padding_with_nothing_is_refused(copy: Path):
+    rewrite(copy, lambda p: with_entry(p, inputs=(replace(p.entry_points[0].inputs[0], pad=None),)))
+    model = aotair.load(copy)
+    with pytest.raises(MalformedError, match="does not say with what"):
+        model(torch.ones(3, 4))
 
 
 def test_an_output_in_a_constant_is_refused(built, tmp_path: Path):

@@ -178,6 +178,7 @@ def _pages(call: Call, cache: Tensor, number: int, length: int) -> Tensor:
     size = cache.shape[1 if cache.dim() == 3 else 2]
     if size != call.block_size:
         raise ValueError(f"block_size={call.block_size}, the cache has blocks of {size}")
+    assert call.block_table is not None
     blocks = cache[call.block_table[number, : -(-length // size)].long()]
     if blocks.dim() == 3:
         blocks = blocks.unflatten(-1, (call.kv_heads, -1)).transpose(1, 2)
@@ -225,7 +226,8 @@ def _one_by_one(call: Call, query: Tensor) -> tuple[Tensor, Tensor]:
     """`_results` of each sequence, with what it really has of queries and keys; the rest is zero."""
     out = query.new_zeros((*query.shape[:3], _value_size(call)))
     lse = query.new_full((*query.shape[:3], 1), torch.inf, dtype=torch.float32)
-    batch = len(call.lengths) if call.tokens else query.shape[0]
+    assert call.lengths is not None or not call.tokens
+    batch = query.shape[0] if call.lengths is None or not call.tokens else len(call.lengths)
     places = _bounds(call.lengths, batch, query.shape[2], call.tokens)
     for number, ((start, stop), (key, value)) in enumerate(zip(places, _sequences(call, batch), strict=True)):
         row = slice(0, 1) if call.tokens else slice(number, number + 1)

@@ -4,6 +4,8 @@ Source: the documentation of torch_npu's `npu_kv_rmsnorm_rope_cache` (aclnnKvRms
 `npu_kv_rmsnorm_rope_cache_v2` is the form that says what it writes into.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor, mode: str) -> None:
         write_paged(cache, by_token.flatten(0, 1), index, mode == "PA_NZ")
 
 
-def _check(kv: Tensor, cache_mode: str, caches: tuple[Tensor, Tensor], unserved: dict) -> None:
+def _check(kv: Tensor, cache_mode: str, caches: tuple[Tensor, Tensor], unserved: dict[str, object]) -> None:
     refuse(_OP, unserved)
     only(_OP, "cache_mode", cache_mode, ("Norm", "PA", "PA_BNSD", "PA_NZ"))
     if any(cache.dtype != kv.dtype for cache in caches):
@@ -59,7 +61,7 @@ def _check(kv: Tensor, cache_mode: str, caches: tuple[Tensor, Tensor], unserved:
 
 def kv_rmsnorm_rope_cache_v2(
     kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
-    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved,
+    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved: object,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Writes `rms_norm(kv[..., :norm], gamma)` into ckv_cache and the rotated `kv[..., norm:]` into k_cache, where norm
     is the length of gamma, and returns both, the rotated one first.
@@ -81,7 +83,14 @@ def kv_rmsnorm_rope_cache_v2(
 
 
 def kv_rmsnorm_rope_cache_v2_functional(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, **options
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`kv_rmsnorm_rope_cache_v2` on copies of the caches: (rotated, normed, new k_cache, new ckv_cache)."""
     k_cache, ckv_cache = k_cache.clone(), ckv_cache.clone()
@@ -91,13 +100,13 @@ def kv_rmsnorm_rope_cache_v2_functional(
 
 def _shape(
     kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
-    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved,
+    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved: object,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check(kv, cache_mode, (k_cache, ckv_cache), unserved)
     return kv.new_empty((*kv.shape[:3], cos.shape[3])), kv.new_empty((*kv.shape[:3], gamma.shape[0]))
 
 
-def _shape_functional(*args, **options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shape_functional(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *_shape(*args, **options), torch.empty_like(args[5]), torch.empty_like(args[6])
 
 

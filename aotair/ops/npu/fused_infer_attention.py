@@ -5,10 +5,11 @@ Source: the documentation of torch_npu's `npu_fused_infer_attention_score` and `
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from ..registry import HostOp, refuse
+from ..registry import HostOp, Kernel, refuse
 from .attention import ALL, Call, check, outputs, run
 
 _NAME = "npu_fused_infer_attention_score"
@@ -20,7 +21,7 @@ def _call(
     block_table: Tensor | None = None, query_rope: Tensor | None = None, key_rope: Tensor | None = None,
     num_heads: int = 1, scale: float = 1.0, pre_tokens: int = ALL, next_tokens: int = ALL, input_layout: str = "BSH",
     num_key_value_heads: int = 0, sparse_mode: int = 0, inner_precise: int = 0, block_size: int = 0,
-    softmax_lse_flag: bool = False, **unserved,
+    softmax_lse_flag: bool = False, **unserved: object,
 ) -> Call:  # fmt: skip
     refuse(_NAME, unserved)
     return Call(
@@ -36,7 +37,7 @@ def _call_v2(
     actual_seq_kvlen: Sequence[int] | None = None, block_table: Tensor | None = None, num_query_heads: int = 1,
     num_key_value_heads: int = 0, softmax_scale: float = 1.0, pre_tokens: int = ALL, next_tokens: int = ALL,
     input_layout: str = "BSH", sparse_mode: int = 0, block_size: int = 0, inner_precise: int = 0,
-    return_softmax_lse: bool = False, **unserved,
+    return_softmax_lse: bool = False, **unserved: object,
 ) -> Call:  # fmt: skip
     refuse(_NAME + "_v2", unserved)
     return Call(
@@ -46,7 +47,7 @@ def _call_v2(
     )  # fmt: skip
 
 
-def fused_infer_attention_score(*args, **kwargs) -> tuple[Tensor, Tensor]:
+def fused_infer_attention_score(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """`softmax(scale * query @ key^T, hidden keys left out) @ value`, and the log-sum-exp of the scores.
 
     `input_layout` says how query, key and value lie; each key head serves num_heads / num_key_value_heads query heads
@@ -71,16 +72,16 @@ def fused_infer_attention_score(*args, **kwargs) -> tuple[Tensor, Tensor]:
     return run(_call(*args, **kwargs))
 
 
-def fused_infer_attention_score_v2(*args, **kwargs) -> tuple[Tensor, Tensor]:
+def fused_infer_attention_score_v2(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """`fused_infer_attention_score` with other names: num_query_heads, softmax_scale, return_softmax_lse,
     actual_seq_qlen and actual_seq_kvlen."""
     return run(_call_v2(*args, **kwargs))
 
 
-def _into(kernel: Callable) -> Callable:
+def _into(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Kernel:
     """The overload that writes its results into `out`; the host needs no workspace."""
 
-    def run(*args, workspace: Tensor | None = None, out: Sequence[Tensor], **kwargs) -> tuple[Tensor, ...]:
+    def run(*args: Any, workspace: Tensor | None = None, out: Sequence[Tensor], **kwargs: Any) -> tuple[Tensor, ...]:
         for target, result in zip(out, kernel(*args, **kwargs), strict=True):
             if target.shape != result.shape or target.dtype != result.dtype:
                 raise ValueError(f"out: {target.dtype} {tuple(target.shape)} for {result.dtype} {tuple(result.shape)}")
@@ -90,7 +91,7 @@ def _into(kernel: Callable) -> Callable:
     return run
 
 
-def max_workspace(query: Tensor, *args, **kwargs) -> Tensor:
+def max_workspace(query: Tensor, *args: object, **kwargs: object) -> Tensor:
     """What the overload `out` takes as workspace at most, for any lengths: on the host one element that nobody uses."""
     return query.new_zeros(1)
 
@@ -125,11 +126,11 @@ def infer_output_v2(
     )  # fmt: skip
 
 
-def _shape(*args, **kwargs) -> tuple[Tensor, Tensor]:
+def _shape(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _checked(_call(*args, **kwargs))
 
 
-def _shape_v2(*args, **kwargs) -> tuple[Tensor, Tensor]:
+def _shape_v2(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _checked(_call_v2(*args, **kwargs))
 
 

@@ -50,7 +50,14 @@ def _sizes(group_list: Tensor | Sequence[int] | None, group_list_type: int) -> l
     return numbers if group_list_type == 1 else [end - start for start, end in zip([0, *numbers[:-1]], numbers)]
 
 
-def _check(x, group_list, split_item, group_type, group_list_type, **unserved) -> None:
+def _check(
+    x: Sequence[Tensor],
+    group_list: Tensor | Sequence[int] | None,
+    split_item: int | None,
+    group_type: int | None,
+    group_list_type: int | None,
+    **unserved: object,
+) -> None:
     refuse(_OP, unserved)
     numbers = isinstance(group_list, (list, tuple))
     only(_OP, "group_type", group_type, (None, 0) if numbers else (-1, 0))
@@ -87,7 +94,7 @@ def grouped_matmul(
     x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Parts = None, scale: Parts = None,
     per_token_scale: Parts = None, group_list: Tensor | Sequence[int] | None = None, split_item: int | None = 0,
     group_type: int | None = None, group_list_type: int | None = 0, tuning_config: Sequence[int] | None = None,
-    output_dtype: int | torch.dtype | None = None, **unserved,
+    output_dtype: int | torch.dtype | None = None, **unserved: object,
 ) -> list[Tensor]:  # fmt: skip
     """`y[i] = x[i] @ weight[i] + bias[i]` for each group i; int8 with scale[i] and per_token_scale[i] as in
     `npu_quant_matmul`.
@@ -123,14 +130,15 @@ def _shape(
     x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Tensor | Sequence[int] | None = None,
     split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
     output_dtype: int | torch.dtype | None = None, bias: Parts = None, scale: Parts = None,
-    per_token_scale: Parts = None, tuning_config: Sequence[int] | None = None, **unserved,
+    per_token_scale: Parts = None, tuning_config: Sequence[int] | None = None, **unserved: object,
 ) -> list[Tensor]:  # fmt: skip
     _check(x, group_list, split_item, group_type, group_list_type, **unserved)
     dtype, widths = _dtype(x[0], output_dtype), [part.shape[-1] for part in _experts(weight)]
     if split_item in (2, 3):
         return [x[0].new_empty((sum(part.shape[0] for part in x), widths[0]), dtype=dtype)]
-    if group_list is not None:
-        return [x[0].new_empty(size, width, dtype=dtype) for size, width in zip(_sizes(group_list, 0), widths)]
+    sizes = _sizes(group_list, 0)
+    if sizes is not None:
+        return [x[0].new_empty(size, width, dtype=dtype) for size, width in zip(sizes, widths)]
     return [part.new_empty((*part.shape[:-1], width), dtype=dtype) for part, width in zip(x, widths)]
 
 

@@ -4,6 +4,7 @@ On the host they read the tensors and call the op with lists; `..host` has the t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,7 +13,9 @@ from ..registry import HostOp
 from . import fused_infer_attention
 
 
-def _without_tensors(name: str, kwargs: dict, value: Callable) -> dict:
+def _without_tensors(
+    name: str, kwargs: dict[str, object], value: Callable[[Any], list[int] | None]
+) -> dict[str, object]:
     given = {argument: kwargs.pop(argument + SUFFIX, None) for argument in LISTS[name]}
     return kwargs | {argument: value(tensor) for argument, tensor in given.items() if tensor is not None}
 
@@ -23,10 +26,10 @@ def _host_op(name: str) -> HostOp:
     arguments, _, returns = schema.removeprefix(PREFIX).rpartition(") -> ")
     tensors = "".join(f", Tensor? {argument}{SUFFIX}=None" for argument in LISTS[name])
 
-    def kernel(*args, **kwargs):
+    def kernel(*args: object, **kwargs: object) -> object:
         return call(*args, **_without_tensors(name, kwargs, torch.Tensor.tolist))
 
-    def shape(*args, **kwargs):
+    def shape(*args: object, **kwargs: object) -> object:
         return call(*args, **_without_tensors(name, kwargs, lambda _: None))
 
     return HostOp(f"{arguments}{tensors}) -> {returns}", kernel, shape)

@@ -4,6 +4,7 @@ Source: the documentation of torch_npu's `npu_mla_prolog_v3` (aclnnMlaPrologV3We
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +32,11 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor | None, mode: str) -> None
     if mode in ("BSND", "TND"):
         cache.copy_(rows.view(cache.shape))
     else:
+        assert index is not None  # `_check` refuses the others
         write_paged(cache, rows, index, mode == "PA_NZ")
 
 
-def _check(cache_mode: str, index: Tensor | None, tensors: Sequence[Tensor], unserved: dict) -> None:
+def _check(cache_mode: str, index: Tensor | None, tensors: Sequence[Tensor], unserved: dict[str, object]) -> None:
     refuse(_OP, unserved)
     only(_OP, "cache_mode", cache_mode, _MODES)
     if (index is None) != (cache_mode in ("BSND", "TND")):
@@ -48,7 +50,7 @@ def mla_prolog_v3(
     rmsnorm_gamma_cq: Tensor, rmsnorm_gamma_ckv: Tensor, rope_sin: Tensor, rope_cos: Tensor, kv_cache: Tensor,
     kr_cache: Tensor, *, cache_index: Tensor | None = None, rmsnorm_epsilon_cq: float = 1e-5,
     rmsnorm_epsilon_ckv: float = 1e-5, cache_mode: str = "PA_BSND", query_norm_flag: bool = False,
-    tile_size: int = 128, qc_qr_scale: float = 1.0, kc_scale: float = 1.0, **unserved,
+    tile_size: int = 128, qc_qr_scale: float = 1.0, kc_scale: float = 1.0, **unserved: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The queries and keys of tokens, without quantisation: (query, query_rope, nothing, query_norm, nothing).
 
@@ -83,16 +85,16 @@ def mla_prolog_v3(
     return query.reshape(*lead, heads, -1), query_rope.view(*lead, heads, -1), nothing, query_norm, nothing.clone()
 
 
-def mla_prolog_v3_functional(*args: Tensor, **options) -> tuple[Tensor, ...]:
+def mla_prolog_v3_functional(*args: Tensor, **options: Any) -> tuple[Tensor, ...]:
     """`mla_prolog_v3` on copies of the caches, which are two more results."""
-    *inputs, kv_cache, kr_cache = args
-    kv_cache, kr_cache = kv_cache.clone(), kr_cache.clone()
-    return *mla_prolog_v3(*inputs, kv_cache, kr_cache, **options), kv_cache, kr_cache
+    caches = args[-2].clone(), args[-1].clone()
+    given = (*args[:-2], *caches)
+    return *mla_prolog_v3(*given, **options), *caches
 
 
 def _shape(
     token_x: Tensor, *rest: Tensor, query_norm_flag: bool = False, cache_mode: str = "PA_BSND",
-    cache_index: Tensor | None = None, **options,
+    cache_index: Tensor | None = None, **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     numbers = ("rmsnorm_epsilon_cq", "rmsnorm_epsilon_ckv", "tile_size", "qc_qr_scale", "kc_scale")
     unserved = {name: value for name, value in options.items() if name not in numbers}
@@ -104,7 +106,7 @@ def _shape(
     return query, query_rope, none, query_norm, torch.empty_like(none)
 
 
-def _shape_functional(*args: Tensor, **options) -> tuple[Tensor, ...]:
+def _shape_functional(*args: Tensor, **options: Any) -> tuple[Tensor, ...]:
     return *_shape(*args, **options), torch.empty_like(args[9]), torch.empty_like(args[10])
 
 

@@ -32,7 +32,7 @@ def rescale(product: Tensor, scale: Tensor, rows: Tensor | None, bias: Tensor | 
 
 def _check(
     x1: Tensor, x2: Tensor, scale: Tensor, pertoken_scale: Tensor | None, bias: Tensor | None,
-    output_dtype: int | None, unserved: dict,
+    output_dtype: int | None, unserved: dict[str, object],
 ) -> None:  # fmt: skip
     refuse("npu_quant_matmul", unserved)
     if x1.dtype != torch.int8 or x2.dtype != torch.int8:
@@ -51,7 +51,7 @@ def _check(
 
 def quant_matmul(
     x1: Tensor, x2: Tensor, scale: Tensor, *, offset: Tensor | None = None, pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None, output_dtype: int | None = None, **unserved,
+    bias: Tensor | None = None, output_dtype: int | None = None, **unserved: object,
 ) -> Tensor:  # fmt: skip
     """`(x1 @ x2 + bias) * scale * pertoken_scale + offset`, or `x1 @ x2 * scale * pertoken_scale + bias` where bias is
     no int32.

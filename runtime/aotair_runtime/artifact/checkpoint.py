@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -52,7 +53,8 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, mapped."""
         with _opened(self.tensors[name].file) as handle:
-            return handle.get_tensor(name)
+            found: torch.Tensor = handle.get_tensor(name)
+            return found
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -135,8 +137,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     return mapped
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict:
-    found: dict = {}
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
             raise ValueError(f"it names {name!r} twice: {found[name]!r} and {value!r}"[:200])
@@ -167,7 +169,7 @@ def _header(file: Path) -> dict[str, Stored]:
         return {name: _stored(file, name, handle.get_slice(name)) for name in sorted(handle.keys())}
 
 
-def _stored(file: Path, name: str, item) -> Stored:
+def _stored(file: Path, name: str, item: Any) -> Stored:
     kind = _DTYPES.get(item.get_dtype())
     if kind is None:
         raise WeightsError(
@@ -177,7 +179,7 @@ def _stored(file: Path, name: str, item) -> Stored:
     return Stored(file, kind, tuple(item.get_shape()))
 
 
-def _opened(file: Path):
+def _opened(file: Path) -> safetensors.safe_open:
     try:
         return safetensors.safe_open(str(file), framework="pt")
     except (safetensors.SafetensorError, OSError) as error:

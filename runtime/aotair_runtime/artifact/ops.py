@@ -44,16 +44,17 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = Fal
     Raises NamespaceError where a program may not use it, RequirementError where this torch lacks it or gives it
     another schema than the one it was built against.
     """
-    if not allowed(op.name, namespaces):
+    match = _NAME.fullmatch(op.name)
+    if match is None or not allowed(op.name, namespaces):
         raise NamespaceError(
             f"the program uses the op {op.name}",
             where=where,
             expected=f"ops of the namespaces {', '.join(namespaces)}",
             fix=f"if you trust the artifact: load(allow_namespaces=[{match[1]!r}]), or --allow-namespace {match[1]}"
-            if (match := _NAME.fullmatch(op.name)) and match[1] not in namespaces
+            if match and match[1] not in namespaces
             else "",
         )
-    namespace, base, overload = _NAME.fullmatch(op.name).groups()
+    namespace, base, overload = match.groups()
     if host and namespace in _providers and not _runs_on_host(op.name):
         _providers[namespace]()
     found = torch._C._dispatch_has_kernel(op.name)

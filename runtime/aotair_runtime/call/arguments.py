@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..format.dotted_names import PLAIN, tree_of
+from ..format.dotted_names import PLAIN, Branch, tree_of
 
 
 class Misfit(Exception):
@@ -26,7 +26,7 @@ class Arguments:
         # A call with so many positional arguments, all tensors, needs no look at their names.
         self.plain = -1 if self._nested else len(self._names)
 
-    def ordered(self, args: Sequence, kwargs: Mapping) -> list:
+    def ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The inputs' values in order. By position, plain values are the constants in their order, and everything else
         is inputs in theirs. Raises Misfit."""
         if len(args) == 1 and not kwargs and not isinstance(args[0], torch.Tensor):
@@ -52,7 +52,7 @@ class Arguments:
             raise Misfit("no " + ", ".join(repr(name) for name in missing))
         return [given[name] for name in self._names]
 
-    def _unpacked(self, value: object) -> tuple[Sequence, Mapping]:
+    def _unpacked(self, value: object) -> tuple[Sequence[object], Mapping[str, object]]:
         """What one argument that is no tensor stands for: all inputs in a dict or a sequence, or a structured one."""
         if isinstance(value, Mapping):
             fits = not self._nested or all(self._names_one(key, item) for key, item in value.items())
@@ -78,7 +78,7 @@ class Arguments:
                 raise Misfit(f"the argument {path!r} twice")
             given[path] = value
         else:
-            branch: dict = self._tree
+            branch = self._tree
             for step in path.split("."):
                 branch = branch[step]
             part = _parts(path, branch, value)
@@ -91,7 +91,7 @@ class Arguments:
 _NOTHING = object()
 
 
-def _parts(path: str, branch: Mapping[str, dict], value: object) -> Callable[[str], object]:
+def _parts(path: str, branch: Mapping[str, Branch], value: object) -> Callable[[str], object]:
     """What lies in a structured argument under each step. Raises Misfit where it holds other things too."""
     if isinstance(value, (torch.Tensor, *PLAIN)):
         raise Misfit(f"a {type(value).__name__} for {path!r}, which holds {', '.join(branch)}")
@@ -125,7 +125,7 @@ def _refuse_others(path: str, names: Sequence[str]) -> None:
         raise Misfit(f"the unknown argument {f'{path}.{names[0]}'!r}")
 
 
-def _is_numbered(branch: Mapping[str, dict]) -> bool:
+def _is_numbered(branch: Mapping[str, Branch]) -> bool:
     return bool(branch) and all(step.isdigit() for step in branch)
 
 

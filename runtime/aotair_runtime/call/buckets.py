@@ -21,6 +21,7 @@ def read_sizes(entry: EntryPoint, shapes: Sequence[Sequence[int]]) -> tuple[int,
                 if size != expr:
                     raise _misfit(entry, spec.name, shape)
                 continue
+            assert expr[0] == "dim"  # the rules of the format have it so
             index = expr[1]
             known, owner = sizes.setdefault(index, (size, spec.name))
             if known != size:

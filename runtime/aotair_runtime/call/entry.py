@@ -7,13 +7,15 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
 from ..capture.bind import as_dtype, can_be
-from ..capture.graphs import Captured, Graphs, Parts
+from ..capture.captured import Captured
+from ..capture.graphs import Graphs, Parts
 from ..capture.pool import Pool
-from ..errors import ArgumentError, DeviceError, DTypeError, ShapeError, UpdateError
+from ..errors import ArgumentError, DeviceError, DTypeError, MalformedError, ShapeError, UpdateError
 from ..format.host_lists import filling
 from ..format.schema import Bucket, EntryPoint, Placement, Space
 from ..format.sizes import describe, evaluate, shape_text
@@ -26,7 +28,9 @@ from .arguments import Arguments, Misfit
 from .buckets import choose, read_sizes
 from .host_inputs import HostInputs
 
-_NO_LISTS: list = []
+Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
+_NO_LISTS: list[list[int]] = []
+_NO_LENGTHS: list[int] = []
 _PLANS = 1024  # shapes whose plans an entry point keeps
 # What each call looks up, found once.
 _Tensor, _InferenceMode = torch.Tensor, torch._C._InferenceMode
@@ -52,10 +56,11 @@ class CallPlan:
     copied: tuple[int, ...]  # the inputs that are copied in, by position
     all_copied: bool  # whether these are all the user inputs
     targets: list[torch.Tensor]  # where to
-    fills: list[tuple[torch.Tensor, object]]  # pad regions and what they are filled with
+    fills: list[tuple[torch.Tensor, float]]  # pad regions and what they are filled with
     padded: list[int]  # for each of them, which of the copied inputs it pads; -1: one that is not copied
-    outputs: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
-    in_caller: bool  # whether any does
+    placed: list[torch.Tensor | None]  # the real part of each output; None: it lies in the caller's memory
+    outputs: list[torch.Tensor]  # of those that do not: all of them, unless
+    in_caller: bool  # some do
     filling: list[list[int]] | None  # what is put after each list; None: no list is padded
     sent: int  # elements of the copied inputs, and of the buffers they are copied into
     run: int
@@ -73,7 +78,7 @@ class LastCall:
     addresses: list[int]
     shapes: list[torch.Size]
     plan: CallPlan
-    watched: list[weakref.ref]
+    watched: list[weakref.ref[torch.Tensor]]
     user_addresses: list[int] | None  # where the other inputs lie, if that matters: they may be used in place
     lengths: Sequence[int]  # of its lists
     written: Spans  # the bytes of its mutated inputs
@@ -102,25 +107,27 @@ class Entry:
         self._some_users, self._has_hosts = bool(apart), bool(self._hosts)
         self._take_mutated, self._take_users = _taker(self._mutated), _taker(self._users)
         self._user_dtypes = tuple(self._dtypes[i] for i in self._users)
-        self._static: dict[tuple, tuple[int, ...]] = {}  # by shapes: the addresses of the first call's user inputs
+        # By shapes: the addresses of the first call's user inputs.
+        self._static: dict[tuple[torch.Size, ...], tuple[int, ...]] = {}
         self._own: set[int] = set()  # addresses of the buffers that were handed out by `inputs`
         self._pack = packer(spec.structure)
         self._structured = Arguments(self._names, dict(spec.constants))
         self._plain = self._structured.plain
-        self._plans: OrderedDict[tuple, CallPlan] = OrderedDict()
+        self._plans: OrderedDict[tuple[object, ...], CallPlan] = OrderedDict()
         self._last: LastCall | None = None
         self.graphs = Graphs(spec, parts, pools, self._forget_plans)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
-        return self._pack(self.flat(args if plain else self._arguments(args, kwargs)))
+        # What is no tensor is refused by `flat`.
+        return self._pack(self.flat(args if plain else self._arguments(args, kwargs)))  # type: ignore[arg-type]
 
-    def flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         """One call with the inputs in the signature's order; gives the outputs as a flat list.
 
         Raises a subclass of CallError, having changed nothing, where the inputs do not fit.
         """
-        mutated, lists, lengths = self._mutated, _NO_LISTS, _NO_LISTS
+        mutated, lists, lengths = self._mutated, _NO_LISTS, _NO_LENGTHS
         if self._has_hosts:
             tensors, lists = self._hosts.take(tensors)
             lengths = list(map(len, lists))
@@ -152,7 +159,8 @@ class Entry:
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
-        return dict(zip(leaf_names(self.spec.structure), self.flat(self._arguments((), inputs)), strict=True))
+        given: list[torch.Tensor] = self._arguments((), inputs)  # type: ignore[assignment]  # `flat` refuses others
+        return dict(zip(leaf_names(self.spec.structure), self.flat(given), strict=True))
 
     @property
     def inputs(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -191,10 +199,11 @@ class Entry:
             self.graphs.close()
 
     @contextlib.contextmanager
-    def without_replay(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    def without_replay(self, tensors: Tensors) -> Iterator[None]:
         """Calls like the one with `tensors` do everything but the replay: what is left to time is the host's work."""
         with self._lock:
             self.flat(tensors)
+            assert self._last is not None
             captured = self._last.plan.captured
             graph, captured.graph = captured.graph, _NOTHING
         try:
@@ -217,7 +226,7 @@ class Entry:
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 
-    def _in_the_same_place(self, last: LastCall, tensors: Sequence[torch.Tensor]) -> bool:
+    def _in_the_same_place(self, last: LastCall, tensors: Tensors) -> bool:
         mutated = self._take_mutated(tensors)
         return (
             [*map(id, mutated)] == last.identities
@@ -228,8 +237,8 @@ class Entry:
     def _replay(
         self,
         plan: CallPlan,
-        tensors: Sequence[torch.Tensor],
-        users: Sequence[torch.Tensor],
+        tensors: Tensors,
+        users: Tensors,
         lists: list[list[int]],
         apart: bool,
     ) -> list[torch.Tensor]:
@@ -267,15 +276,15 @@ class Entry:
         plan.held.hand_out(outputs, pool.replays)
         return outputs
 
-    def _hand_out_some(self, plan: CallPlan, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _hand_out_some(self, plan: CallPlan, outputs: Tensors) -> list[torch.Tensor]:
         """The outputs, where some are copies, or lie in the caller's memory: those nobody overwrites."""
         cloned = self._cloned or [False] * len(outputs)
         given = [o.clone() if clone else o.detach() for o, clone in zip(outputs, cloned)]
-        ours = zip(given, cloned, plan.outputs)
+        ours = zip(given, cloned, plan.placed)
         plan.held.hand_out([o for o, clone, made in ours if made is not None and not clone], plan.pool.replays)
         return given
 
-    def _set_aside(self, plan: CallPlan, sources: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _set_aside(self, plan: CallPlan, sources: Tensors) -> Tensors:
         """`sources`, some of which lie in the pool: copies of those that filling and copying in would write over."""
         plan.pool.warn_of_stale(sources)
         fills = [(owner, region) for owner, (region, _) in zip(plan.padded, plan.fills)]
@@ -299,14 +308,14 @@ class Entry:
             self.graphs.spoilt(plan.number, plan.captured)
             raise
 
-    def _arguments(self, args: Sequence, kwargs: Mapping) -> Sequence[torch.Tensor]:
+    def _arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The inputs in the signature's order, however they were passed."""
         try:
             return self._structured.ordered(args, kwargs)
         except Misfit as misfit:
             raise self._argument_error(str(misfit)) from None
 
-    def _refuse(self, tensors: Sequence) -> None:
+    def _refuse(self, tensors: Sequence[object]) -> None:
         """Raises what is wrong with the inputs' types, dtypes and devices, where anything is."""
         device = self._device.torch_device
         for position, (spec, kind, tensor) in enumerate(zip(self.spec.inputs, self._dtypes, tensors, strict=True)):
@@ -325,7 +334,7 @@ class Entry:
                     expected=str(device), got=str(tensor.device), fix=f"move it with .to({str(device)!r})",
                 )  # fmt: skip
 
-    def _refuse_layouts(self, tensors: Sequence) -> None:
+    def _refuse_layouts(self, tensors: Sequence[object]) -> None:
         """Raises ArgumentError where an input does not lie in memory as a plain tensor does."""
         for name, tensor in zip(self._names, tensors):
             if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
@@ -340,9 +349,7 @@ class Entry:
 
     # ---- the first call with some shapes, or at some addresses --------------------------------------------------
 
-    def _find_plan(
-        self, tensors: Sequence[torch.Tensor], users: Sequence[torch.Tensor], lengths: Sequence[int]
-    ) -> tuple[LastCall, Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def _find_plan(self, tensors: Tensors, users: Tensors, lengths: Sequence[int]) -> tuple[LastCall, Tensors, Tensors]:
         """The plan for these inputs, remembered as that of the last call, and the inputs: copies of those that a
         capture has overwritten meanwhile."""
         if self._mutated:
@@ -354,8 +361,8 @@ class Entry:
         plain = all(map(is_plain, mutated))
         written = Spans([span(tensor) for tensor in mutated])
         self._refuse_shared(written, users)
-        own = {i: _address(tensors[i]) for i in self._users} if self._own else {}
-        own = {i: (address, tensors[i].stride()) for i, address in own.items() if address in self._own}
+        addressed = {i: _address(tensors[i]) for i in self._users} if self._own else {}
+        own = {i: (address, tensors[i].stride()) for i, address in addressed.items() if address in self._own}
         key = (static, *own.items(), plain, *addresses, *shapes)
         plan = self._plans.get(key)
         if plan is None:
@@ -375,7 +382,7 @@ class Entry:
         self._last = last
         return last, tensors, self._take_users(tensors) if self._some_users else tensors
 
-    def _refuse_shared(self, written: Spans, users: Sequence[torch.Tensor]) -> None:
+    def _refuse_shared(self, written: Spans, users: Tensors) -> None:
         for position, tensor in zip(self._users, users) if self._mutated else ():
             if written.meets(span(tensor)):
                 name = self._names[position]
@@ -385,7 +392,7 @@ class Entry:
                     fix=f"pass {name}.clone()",
                 )  # fmt: skip
 
-    def _watch(self, tensor: torch.Tensor) -> weakref.ref:
+    def _watch(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
         """Forget the last call when the tensor dies: its identity may then come again."""
         entry = weakref.ref(self)
 
@@ -395,7 +402,7 @@ class Entry:
 
         return weakref.ref(tensor, gone)
 
-    def _is_static(self, shapes: Sequence[torch.Size], users: Sequence[torch.Tensor]) -> bool:
+    def _is_static(self, shapes: Sequence[torch.Size], users: Tensors) -> bool:
         """Whether the user inputs lie where those of the first call with these shapes lay (or this is the first)."""
         if not all(map(is_plain, users)):
             return False
@@ -403,8 +410,8 @@ class Entry:
         return self._static.setdefault(tuple(shapes), addresses) == addresses
 
     def _plan(
-        self, key: tuple, tensors: Sequence[torch.Tensor], static: Sequence[int], own: Collection[int]
-    ) -> tuple[CallPlan, Sequence[torch.Tensor]]:
+        self, key: tuple[object, ...], tensors: Tensors, static: Sequence[int], own: Collection[int]
+    ) -> tuple[CallPlan, Tensors]:
         """`own` are the inputs at addresses of buffers that were handed out: only of these, which `key` holds, may one
         not be copied. Another that lies in its buffer by chance, an output of an earlier call say, is copied as its
         shape's next one will have to be. Gives the inputs too: copies of those that a capture has overwritten."""
@@ -418,9 +425,13 @@ class Entry:
         kept = tensors if self.graphs.has(number, in_place) else self._saved(pool, tensors)
         captured = self.graphs.get(number, in_place)
         listed = self._hosts.listed
-        buffers = {i: captured.buffers[i] for i in range(len(tensors)) if i not in in_place and i not in listed}
+        buffers = {i: buffer for i, buffer in enumerate(captured.buffers) if buffer is not None and i not in listed}
         parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
         copied = tuple(i for i, part in parts.items() if i not in own or not same_place(part, tensors[i]))
+        placed = [
+            None if output is None else _part(output, [evaluate(expr, sizes) for expr in spec.shape])
+            for output, spec in zip(captured.outputs, self.spec.outputs)
+        ]
         fills = [(i, *fill) for i in buffers for fill in self._fills(i, buffers[i], tensors[i].shape)]
         plan = CallPlan(
             number,
@@ -431,10 +442,8 @@ class Entry:
             [parts[i] for i in copied],
             [(region, value) for _, region, value in fills],
             [copied.index(i) if i in copied else -1 for i, *_ in fills],
-            [
-                None if output is None else _part(output, [evaluate(expr, sizes) for expr in spec.shape])
-                for output, spec in zip(captured.outputs, self.spec.outputs)
-            ],
+            placed,
+            [output for output in placed if output is not None],
             None in captured.outputs,
             self._filling(bucket, shapes) if tuple(sizes) != bucket.sizes else None,
             sum(tensors[i].numel() for i in buffers),
@@ -450,7 +459,7 @@ class Entry:
             self._count(self._plans.popitem(last=False)[1])
         return plan, kept
 
-    def _saved(self, pool: Pool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _saved(self, pool: Pool, tensors: Tensors) -> Tensors:
         """The inputs before a capture that may run the bucket: copies of those that lie in the pool."""
         numbers = [i for i in self._users if meet(span(tensors[i]), pool.span)]
         if not numbers:
@@ -464,7 +473,7 @@ class Entry:
         return [filling(self.spec.inputs[i], want - shapes[i][0]) for i, want in zip(self._hosts.listed, wanted)]
 
     def _usable_in_place(
-        self, number: int, sizes: Sequence[int], tensors: Sequence[torch.Tensor], static: Sequence[int]
+        self, number: int, sizes: Sequence[int], tensors: Tensors, static: Sequence[int]
     ) -> Sequence[int]:
         """Of the user inputs that may be used where they lie, those that the program addresses as such (none where the
         call is padded, or the artifact is of a format in which inputs are always copied), that the replay does not
@@ -486,13 +495,13 @@ class Entry:
         mine = [at for at in bucket.tensors if at.space in (Space.INPUT, Space.CALLER) and at.index == position]
         return {dtype(self._layouts[at.layout].dtype) for at in mine}
 
-    def _with_callers(self, plan: CallPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _with_callers(self, plan: CallPlan, tensors: Tensors) -> list[torch.Tensor]:
         """The outputs, those in the caller's memory as views of this call's inputs."""
         bucket = self.spec.buckets[plan.number]
         places = [bucket.tensors[number] for number in bucket.outputs]
         return [
             self._view(tensors[place.index], place) if output is None else output
-            for output, place in zip(plan.outputs, places)
+            for output, place in zip(plan.placed, places)
         ]
 
     def _view(self, tensor: torch.Tensor, place: Placement) -> torch.Tensor:
@@ -513,7 +522,7 @@ class Entry:
         self._plans.clear()
         self._last = None
 
-    def _fills(self, position: int, buffer: torch.Tensor, shape: Sequence[int]) -> list[tuple[torch.Tensor, object]]:
+    def _fills(self, position: int, buffer: torch.Tensor, shape: Sequence[int]) -> list[tuple[torch.Tensor, float]]:
         """The pad regions of an input's buffer, one for each padded axis, and what to fill them with."""
         spec = self.spec.inputs[position]
         value = spec.pad
@@ -523,9 +532,14 @@ class Entry:
             # Any legal value will do, but what lies there may not be one: an index out of range, say.
             value = int(spec.value_range[0]) if spec.value_range else 0
         axes = [axis for axis, size in enumerate(shape) if size < buffer.shape[axis]]
+        if value is None:
+            if axes:
+                where = f"{self.spec.name}, the input {spec.name!r}"
+                raise MalformedError("it is padded, and the artifact does not say with what", where=where)
+            return []
         return [(buffer.narrow(axis, shape[axis], buffer.shape[axis] - shape[axis]), value) for axis in axes]
 
-    def _check_mutated(self, tensors: Sequence[torch.Tensor], number: int) -> None:
+    def _check_mutated(self, tensors: Tensors, number: int) -> None:
         """Raises ShapeError where a mutated input does not lie as the program will address it, and ArgumentError where
         it shares memory with another, or with what the model itself writes."""
         bucket, seen = self.spec.buckets[number], [self.graphs.pools[number].span, *self._states]
@@ -549,7 +563,7 @@ class Entry:
             seen.append(span(tensor))
 
 
-def _apart(plan: CallPlan, users: Sequence[torch.Tensor]) -> list[int] | None:
+def _apart(plan: CallPlan, users: Tensors) -> list[int] | None:
     """Where inputs lie that share memory with no mutated one, if they also lie outside of what the replay writes, and
     each without gaps, so that the addresses say it all."""
     addresses = list(map(_address, users))
@@ -559,11 +573,11 @@ def _apart(plan: CallPlan, users: Sequence[torch.Tensor]) -> list[int] | None:
     return addresses
 
 
-def _lie_at(addresses: list[int], tensors: Sequence[torch.Tensor]) -> bool:
+def _lie_at(addresses: list[int], tensors: Tensors) -> bool:
     return list(map(_address, tensors)) == addresses and all(map(is_plain, tensors))
 
 
-def _taker(positions: Sequence[int]) -> Callable[[Sequence], Sequence]:
+def _taker(positions: Sequence[int]) -> Callable[[Tensors], Tensors]:
     """A function that takes the items at `positions` out of a sequence, as fast as Python can."""
     if not positions or tuple(positions) == tuple(range(positions[0], positions[-1] + 1)):
         return operator.itemgetter(slice(positions[0], positions[-1] + 1) if positions else slice(0))
@@ -578,8 +592,8 @@ def _part(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return buffer
 
 
-def _shape(value: torch.Tensor | list) -> torch.Size:
-    return torch.Size((len(value),)) if type(value) is list else value.shape
+def _shape(value: torch.Tensor | list[int]) -> torch.Size:
+    return value.shape if isinstance(value, torch.Tensor) else torch.Size((len(value),))
 
 
 class _Nothing:

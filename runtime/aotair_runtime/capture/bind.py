@@ -11,6 +11,7 @@ from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
 from ..format.rules import READ_ONLY
 from ..format.schema import (
+    Arg,
     Bucket,
     DeviceArg,
     DTypeArg,
@@ -25,6 +26,7 @@ from ..format.schema import (
     TensorArg,
     WorkspaceArg,
 )
+from ..format.stream_rules import event
 from ..format.torch_names import dtype, layout, memory_format
 from ..format.written import written_arguments, written_names
 
@@ -111,8 +113,8 @@ def _priority(bucket: Bucket, stream: int) -> int:
 
 def _event(item: Instruction, space: DeviceSpace) -> Callable[[], object] | None:
     if item.form == Form.RECORD:
-        return functools.partial(space.record, item.args[0])
-    return functools.partial(space.wait, item.args[0]) if item.form == Form.WAIT else None
+        return functools.partial(space.record, event(item))
+    return functools.partial(space.wait, event(item)) if item.form == Form.WAIT else None
 
 
 class Tensors:
@@ -189,7 +191,7 @@ def call(
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
     kwargs = {name: _value(arg, tensors, device) for name, arg in plain}
     given = dict(kwargs)
-    written = written_names(op._schema)
+    written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
@@ -209,9 +211,9 @@ def call(
 def _host_call(
     instruction: Instruction,
     ops: Sequence[torch._ops.OpOverload],
-    args: list,
-    kwargs: dict,
-    given: dict,
+    args: list[object],
+    kwargs: dict[str, object],
+    given: dict[str, object],
     lists: Mapping[int, list[int]],
 ) -> HostCall:
     """`given` are the keyword arguments but for results, of which the workspace depends."""
@@ -228,7 +230,9 @@ def _host_call(
     return made
 
 
-def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None]) -> Callable[[], None]:
+def _copying(
+    call: Callable[[], torch.Tensor | Sequence[torch.Tensor]], targets: Sequence[torch.Tensor | None]
+) -> Callable[[], None]:
     """`call`, with its results copied into `targets`; a result of another shape is an error, never broadcast."""
 
     def run() -> None:
@@ -243,22 +247,22 @@ def _copying(call: Callable[[], object], targets: Sequence[torch.Tensor | None])
     return run
 
 
-def _value(arg: object, tensors: Tensors, device: torch.device) -> object:
+def _value(arg: Arg, tensors: Tensors, device: torch.device) -> object:
     if isinstance(arg, TensorArg):
         return tensors[arg.index]
     if isinstance(arg, tuple):
         return [_value(item, tensors, device) for item in arg]
     if isinstance(arg, DeviceArg):
         return device
-    named = _NAMED.get(type(arg))
-    return named(arg.name) if named else arg
-
-
-_NAMED = {DTypeArg: dtype, MemoryFormatArg: memory_format, LayoutArg: layout}
+    if isinstance(arg, DTypeArg):
+        return dtype(arg.name)
+    if isinstance(arg, MemoryFormatArg):
+        return memory_format(arg.name)
+    return layout(arg.name) if isinstance(arg, LayoutArg) else arg
 
 
 def _refuse_read_only(
-    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, written: list[str]
+    instruction: Instruction, op: torch._ops.OpOverload, tensors: Tensors, written: Sequence[str]
 ) -> None:
     for arg in written_arguments(instruction, op._schema, written):
         if tensors.space(arg.index) in READ_ONLY:

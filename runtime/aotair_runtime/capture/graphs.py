@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..devices import Device, Graph, Space, Usage
+from ..devices import Device, Space
 from ..errors import CaptureError, ClosedError
 from ..format.host_lists import legal_lists, list_inputs
-from ..format.schema import EntryPoint, Placement, Program
+from ..format.schema import Bucket, EntryPoint, Placement, Program
 from ..format.schema import Space as Home
 from ..format.sizes import describe
 from ..memory.budget import check_budget, cost, raise_out_of_memory
 from ..memory.promise import Promise
 from ..settings import Settings
-from .bind import Memory, Tensors, bind
+from .bind import Bound, Memory, Tensors, bind
+from .captured import Captured, Key
 from .pool import Pool
 from .warmup import fill_legal, warm_up
 
@@ -36,27 +37,15 @@ class Parts:
     promise: Promise
 
 
-@dataclass(slots=True)
-class Captured:
-    """A bucket ready to replay: `buffers` receive copies of inputs (None: the caller's own is used), `outputs` hold the
-    results (None: they lie in the caller's memory)."""
-
-    key: tuple  # (position, address) of each input used in place
-    graph: Graph
-    buffers: tuple[torch.Tensor | None, ...]
-    outputs: tuple[torch.Tensor | None, ...]
-    cost: Usage
-
-
 @dataclass
 class CaptureCounters:
     """By bucket: captures, how often for which reason one was made anew, by how many bytes the pool grew, and how many
     bytes of the arena its tensors reach."""
 
-    captures: Counter = field(default_factory=Counter)
-    recaptures: Counter = field(default_factory=Counter)  # (bucket, reason)
-    grown: Counter = field(default_factory=Counter)
-    addressed: Counter = field(default_factory=Counter)
+    captures: Counter[int] = field(default_factory=Counter)
+    recaptures: Counter[tuple[int, str]] = field(default_factory=Counter)  # (bucket, reason)
+    grown: Counter[int] = field(default_factory=Counter)
+    addressed: Counter[int] = field(default_factory=Counter)
 
 
 class Graphs:
@@ -67,8 +56,8 @@ class Graphs:
         self.counters = CaptureCounters()
         self._changed = changed
         # By bucket, then by the addresses of the inputs used in place; the least recently used first.
-        self._kept: dict[int, OrderedDict[tuple, Captured]] = {}
-        self._known: dict[int, tuple] = {}  # the addresses of a bucket's last capture
+        self._kept: dict[int, OrderedDict[Key, Captured]] = {}
+        self._known: dict[int, Key] = {}  # the addresses of a bucket's last capture
         self._outgrown: set[int] = set()  # those whose graphs were dropped because the pool grew
         self._warm: set[int] = set()
         self._spoilt: set[int] = set()  # those whose graphs were dropped because an update failed
@@ -209,7 +198,7 @@ class Graphs:
         )
         return Captured(_key(in_place), graph, buffers, outputs, price)
 
-    def _warm_up(self, bucket, memory: Memory, bound, where: str) -> None:
+    def _warm_up(self, bucket: Bucket, memory: Memory, bound: Bound, where: str) -> None:
         parts = self.parts
 
         def run() -> None:
@@ -219,7 +208,7 @@ class Graphs:
         memory.space.warm_up(run)
         parts.device.trim()  # of what it took outside of the pool
 
-    def _count(self, number: int, key: tuple) -> None:
+    def _count(self, number: int, key: Key) -> None:
         self.counters.captures[number] += 1
         if number in self._known:
             reason = _GREW if number in self._outgrown else self._moved(self._known[number], key)
@@ -229,19 +218,19 @@ class Graphs:
         self._spoilt.discard(number)
         self._known[number] = key
 
-    def _moved(self, before: tuple, after: tuple) -> str:
+    def _moved(self, before: Key, after: Key) -> str:
         """Which inputs have other addresses than the graph captured last."""
         old, names = dict(before), [spec.name for spec in self.spec.inputs]
         moved = [names[position] for position, address in after if old.get(position) != address]
         shown = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
         return f"a new address of {shown}" if moved else "inputs that have to be copied"
 
-    def _make_room(self, kept: OrderedDict[tuple, Captured], most: int) -> None:
+    def _make_room(self, kept: OrderedDict[Key, Captured], most: int) -> None:
         """Let go of those used longest ago, until `most` are left beside the one that copies all its inputs."""
         at_addresses = [key for key in kept if key]
         self._forget(kept, at_addresses[: max(0, len(at_addresses) - most)])
 
-    def _forget(self, kept: OrderedDict[tuple, Captured], keys: Sequence[tuple]) -> None:
+    def _forget(self, kept: OrderedDict[Key, Captured], keys: Sequence[Key]) -> None:
         if keys:
             self.parts.device.synchronize()
             self._changed()
@@ -256,7 +245,7 @@ class Graphs:
 _GREW, _FAILED = "the pool grew", "an update failed"
 
 
-def _key(in_place: Mapping[int, torch.Tensor]) -> tuple:
+def _key(in_place: Mapping[int, torch.Tensor]) -> Key:
     return tuple([(position, tensor.data_ptr()) for position, tensor in in_place.items()])
 
 

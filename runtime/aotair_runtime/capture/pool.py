@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -12,18 +12,19 @@ from ..errors import ArgumentError
 from ..memory.amounts import read_bytes
 from ..memory.held import Held
 from ..memory.overlap import Span, span
+from .captured import Captured
 
 
 class Tenant(Protocol):
     """Whoever has captured graphs in a pool."""
 
-    def captured_in(self, space: Space) -> object:
+    def captured_in(self, space: Space) -> Mapping[int, Captured]:
         """Its graphs, captured anew in another space; the old ones stay as they are."""
 
-    def adopt(self, graphs: object) -> None:
+    def adopt(self, graphs: Mapping[int, Captured]) -> None:
         """Use those from now on."""
 
-    def discard(self, graphs: object) -> None:
+    def discard(self, graphs: Mapping[int, Captured]) -> None:
         """Give those back."""
 
 
@@ -55,7 +56,7 @@ class Pool:
         self.replays = 0  # how often what lies in the arena has been overwritten
         self._fresh = fresh
         self._spaces = [device.space(nbytes, fresh)]
-        self._tenants: weakref.WeakSet = weakref.WeakSet()
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._held: weakref.WeakSet[Held] = weakref.WeakSet()
         weakref.finalize(self, _close, device, self._spaces).atexit = False
 
@@ -112,7 +113,7 @@ class Pool:
             _close(self.device, self._spaces)
 
     def _move(self, space: Space) -> None:
-        moved: list[tuple[Tenant, object]] = []
+        moved: list[tuple[Tenant, Mapping[int, Captured]]] = []
         try:
             for tenant in list(self._tenants):
                 moved.append((tenant, tenant.captured_in(space)))
@@ -153,7 +154,7 @@ def pool_of(handle: tuple[int, int], device: Device) -> Pool:
         return pool
 
 
-_by_handle: weakref.WeakValueDictionary[tuple, Pool] = weakref.WeakValueDictionary()
+_by_handle: weakref.WeakValueDictionary[tuple[torch.device, tuple[int, int]], Pool] = weakref.WeakValueDictionary()
 _by_handle_lock = threading.Lock()
 
 

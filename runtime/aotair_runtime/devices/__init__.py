@@ -33,4 +33,5 @@ def open_device(name: str | torch.device) -> Device:
 def _open(kind: str, index: int) -> Device:
     module = importlib.import_module(f".{kind}", __name__)
     cls = getattr(module, KINDS[kind])
-    return cls() if kind == "cpu" else cls(index)
+    device: Device = cls() if kind == "cpu" else cls(index)
+    return device

@@ -9,17 +9,26 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ..errors import CaptureError
-from .base import NOTHING, Bytes, Graph, Limits, Usage
+from .base import NOTHING, Bytes, Event, Graph, Limits, Recording, Stream, Usage
 from .host_call import HostCall
 from .updates import Gates, Lane, Node, UpdatedGraph, Updates
 
 _BLOCK = 512  # bytes: how torch aligns what it allocates on a device
 _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
+
+
+class Unfinished(Recording, Protocol):
+    """A graph of torch's, to be recorded."""
+
+    def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+        """Record from now on; `pool` is what `graph_pool_handle` gave."""
+
+    def capture_end(self) -> None: ...
 
 
 class Vendor(Protocol):
@@ -31,7 +40,7 @@ class Vendor(Protocol):
     version: str
     updates: Updates | None  # None: what a capture recorded stays as it is
 
-    def new_graph(self): ...
+    def new_graph(self) -> Unfinished: ...
 
     def stream_number(self, index: int) -> int:
         """The handle of the current stream."""
@@ -53,10 +62,10 @@ class Accelerator:
         self.kind, self.limits, self.vendor_version = vendor.kind, vendor.limits, vendor.version
         self.vendor, self.index = vendor, index
         self.torch_device = torch.device(vendor.kind, index)
-        self.name = vendor.api.get_device_name(index)
+        self.name: str = vendor.api.get_device_name(index)
         self.usage = Usage()
         self.capturing = threading.RLock()  # one capture at a time
-        self._streams: dict[int, object] = {}
+        self._streams: dict[int, Stream] = {}
 
     def place(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return self.copies(constants)
@@ -66,7 +75,8 @@ class Accelerator:
         if not sum(sizes):
             return tuple(tensor.to(self.torch_device) for tensor in tensors)
         block = torch.empty(sum(sizes), dtype=torch.uint8, device=self.torch_device)
-        parts = [part[: t.nbytes].view(t.dtype).view(t.shape) for part, t in zip(block.split(sizes), tensors)]
+        blocks = torch.split(block, sizes)
+        parts = [part[: t.nbytes].view(t.dtype).view(t.shape) for part, t in zip(blocks, tensors)]
         for part, tensor in zip(parts, tensors):
             part.copy_(tensor)
         return tuple(parts)
@@ -90,7 +100,7 @@ class Accelerator:
         return self.vendor.stream_number(self.index)
 
     def follow(self, stream: int) -> None:
-        current = self.vendor.api.current_stream(self.index)
+        current: Stream = self.vendor.api.current_stream(self.index)
         self._streams.setdefault(self.stream(), current)
         if stream in self._streams:
             current.wait_stream(self._streams[stream])
@@ -105,11 +115,13 @@ class Accelerator:
         return Bytes(api.memory_allocated(self.index), api.memory_reserved(self.index))
 
     def total(self) -> int:
-        return self.vendor.api.mem_get_info(self.index)[1]
+        found: tuple[int, int] = self.vendor.api.mem_get_info(self.index)
+        return found[1]
 
     def free(self) -> int:
         taken = self.bytes()
-        return self.vendor.api.mem_get_info(self.index)[0] + taken.reserved - taken.allocated
+        found: tuple[int, int] = self.vendor.api.mem_get_info(self.index)
+        return found[0] + taken.reserved - taken.allocated
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, torch.OutOfMemoryError)
@@ -117,6 +129,21 @@ class Accelerator:
     def trim(self) -> None:
         self.synchronize()
         self.vendor.api.empty_cache()
+
+
+class FixedGraph:
+    """A recording without host arguments: whatever lists a call brings, there is nothing to replace."""
+
+    __slots__ = ("_graph", "replay")
+
+    def __init__(self, graph: Recording):
+        self._graph, self.replay = graph, graph.replay
+
+    def replay_with(self, lists: Sequence[list[int]]) -> None:
+        self.replay()
+
+    def reset(self) -> None:
+        self._graph.reset()
 
 
 class GraphSpace:
@@ -128,13 +155,13 @@ class GraphSpace:
 
     def __init__(self, device: Accelerator, nbytes: int, fresh: int):
         self._device, self._vendor, self._fresh = device, device.vendor, fresh
-        self._main = self._vendor.api.Stream(device.torch_device)
+        self._main: Stream = self._vendor.api.Stream(device.torch_device)
         self.streams = {(0, 0): self._main}  # by number and priority
-        self._events: dict[int, object] = {}
+        self._events: dict[int, Event] = {}
         self._pool: tuple[int, int] | None = None
         self._pools: list[tuple[int, int]] = []
-        self._anchors: list[Graph] = []
-        self._scratch: dict[object, torch.Tensor] = {}  # by stream: the largest workspace so far
+        self._anchors: list[Recording] = []
+        self._scratch: dict[Stream, torch.Tensor] = {}  # by stream: the largest workspace so far
         self._gates: dict[int, Gates] = {}  # by how many there are
         self._nodes: list[Node] = []  # of the capture under way
         self._lane: Lane | None = None
@@ -154,17 +181,16 @@ class GraphSpace:
             if self._pool is None:
                 self._open(None)
             if not updated:
-                return self._record(run)
-            if self._vendor.updates is None:
-                raise CaptureError(f"graphs of {self._vendor.kind} have no host arguments that change")
+                return FixedGraph(self._record(run))
+            updates, lane = self._updates(), self._lane_of_updates()
             gates = self._gates_for(len(updated))
             self._nodes = []
             graph = self._record(run)
             nodes, self._nodes = self._nodes, []
-            return UpdatedGraph(graph, nodes, gates, lists, self._vendor.updates, self._lane)
+            return UpdatedGraph(graph, nodes, gates, lists, updates, lane)
 
     def grouped(self, call: HostCall) -> None:
-        updates, stream = self._vendor.updates, self._vendor.api.current_stream(self._device.index)
+        updates, stream = self._updates(), self._vendor.api.current_stream(self._device.index)
         if call.measure is not None:
             call.use_workspace(self._workspace(stream, call.measure()))
         gate = self._gates[self._expected].events[len(self._nodes)]
@@ -228,7 +254,20 @@ class GraphSpace:
         if nbytes is not None:
             self.arena = made[0][:nbytes]
 
-    def _workspace(self, stream: object, needed: torch.Tensor) -> torch.Tensor:
+    def _updates(self) -> Updates:
+        """The vendor's calls for host arguments. Raises CaptureError where it has none."""
+        if self._vendor.updates is None:
+            raise CaptureError(f"graphs of {self._vendor.kind} have no host arguments that change")
+        return self._vendor.updates
+
+    def _lane_of_updates(self) -> Lane:
+        """The streams of replays and updates, made at the first need."""
+        if self._lane is None:
+            vendor, index = self._vendor, self._device.index
+            self._lane = Lane(vendor.api, lambda: vendor.stream_number(index), self._device.torch_device, self._main)
+        return self._lane
+
+    def _workspace(self, stream: Stream, needed: torch.Tensor) -> torch.Tensor:
         """One workspace for all calls on a stream, as large as the largest needs; it lies in the pool."""
         kept = self._scratch.get(stream)
         if kept is None or kept.nbytes < needed.nbytes or kept.dtype != needed.dtype:
@@ -239,11 +278,8 @@ class GraphSpace:
         """So many gates, ready for a capture: all graphs of the space share them, since replays never overlap."""
         self._expected = count
         if count not in self._gates:
-            vendor, main = self._vendor, self._main
-            events = tuple(vendor.updates.gate() for _ in range(count))
-            self._lane = self._lane or Lane(
-                vendor.api, lambda: vendor.stream_number(self._device.index), self._device.torch_device, main
-            )
+            updates, main = self._updates(), self._main
+            events = tuple(updates.gate() for _ in range(count))
 
             def close() -> None:
                 for event in events:
@@ -251,51 +287,56 @@ class GraphSpace:
                     event.wait(main)
                     event.reset(main)
 
+            def open_all() -> None:
+                for event in events:
+                    event.record(main)
+
             closing = self._anchor(close)
-            self._gates[count] = Gates(events, self._anchor(lambda: [event.record(main) for event in events]), closing)
+            self._gates[count] = Gates(events, self._anchor(open_all), closing)
         current = self._vendor.api.current_stream(self._device.index)
         for event in self._gates[count].events:
             event.record(current)  # torch has one wait for each record; a replay closes the gates again
         return self._gates[count]
 
-    def _anchor(self, run: Callable[[], object]) -> Graph:
+    def _anchor(self, run: Callable[[], object]) -> Recording:
         self._anchors.append(self._record(run))
         self._device.usage += self._device.space_cost
         return self._anchors[-1]
 
-    def _record(self, run: Callable[[], object]) -> Graph:
-        graph = self._vendor.new_graph()
+    def _record(self, run: Callable[[], object]) -> Recording:
+        graph, pool = self._vendor.new_graph(), self._pool
+        assert pool is not None
         with self._recording():
-            self._begin(graph)
+            self._begin(graph, pool)
             try:
                 run()
             except BaseException:
-                self._abandon(graph)
+                self._abandon(graph, pool)
                 raise
             try:
                 graph.capture_end()
             except RuntimeError as error:
-                self._vendor.release_pool(self._device.index, self._pool)
+                self._vendor.release_pool(self._device.index, pool)
                 raise CaptureError(f"the capture did not end well: {error}") from error
         return graph
 
-    def _begin(self, graph) -> None:
+    def _begin(self, graph: Unfinished, pool: tuple[int, int]) -> None:
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except RuntimeError as error:
             self._lost.append(graph)
-            self._vendor.stop_allocating(self._device.index, self._pool)
-            self._vendor.release_pool(self._device.index, self._pool)
+            self._vendor.stop_allocating(self._device.index, pool)
+            self._vendor.release_pool(self._device.index, pool)
             self._pool = None  # it counts as recording for good; the next capture takes a new one
             raise CaptureError(f"the capture did not begin: {error}") from error
 
-    def _abandon(self, graph) -> None:
+    def _abandon(self, graph: Unfinished, pool: tuple[int, int]) -> None:
         """End a capture whose instructions failed, and drop what there is of it."""
         self._vendor.api.set_stream(self._main)
         try:
             graph.capture_end()
         except RuntimeError:  # the fault that ended `run` has spoilt the capture too: nothing of it is left
-            self._vendor.release_pool(self._device.index, self._pool)
+            self._vendor.release_pool(self._device.index, pool)
         else:
             graph.reset()
 
@@ -318,9 +359,9 @@ class GraphSpace:
             if collects:
                 gc.enable()
 
-    def _another_stream(self, priority: int):
+    def _another_stream(self, priority: int) -> Stream:
         for _ in range(_ALIKE):
-            stream = self._vendor.api.Stream(self._device.torch_device, priority=priority)
+            stream: Stream = self._vendor.api.Stream(self._device.torch_device, priority=priority)
             if stream not in self.streams.values():
                 return stream
         raise CaptureError(f"torch has no more than {_ALIKE} streams", got=f"{len(self.streams)} in use by one bucket")

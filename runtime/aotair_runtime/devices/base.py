@@ -49,17 +49,45 @@ class Usage:
 NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-class Graph(Protocol):
+class Stream(Protocol):
+    """A queue of launches, as torch gives it."""
+
+    def wait_stream(self, stream: "Stream", /) -> None: ...
+
+    def wait_event(self, event: "Event", /) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Event(Protocol):
+    """A mark in a stream, as torch gives it."""
+
+    def record(self, stream: Stream, /) -> None: ...
+
+
+class Gate(Event, Protocol):
+    """An event that a capture waits for and that is recorded outside of it."""
+
+    def wait(self, stream: Stream, /) -> None: ...
+
+    def reset(self, stream: Stream, /) -> None: ...
+
+
+class Recording(Protocol):
     """Recorded launches at fixed addresses."""
 
     def replay(self) -> None:
         """Launch everything that was recorded."""
 
-    def replay_with(self, lists: Sequence[list[int]]) -> None:
-        """Launch it with these lists as host arguments, where it was captured with some. Raises UpdateError."""
-
     def reset(self) -> None:
         """Give back what the recording holds."""
+
+
+class Graph(Recording, Protocol):
+    """A bucket's recording, whatever it needs of a call."""
+
+    def replay_with(self, lists: Sequence[list[int]]) -> None:
+        """Launch it with these lists as host arguments, where it was captured with some. Raises UpdateError."""
 
 
 class Space(Protocol):

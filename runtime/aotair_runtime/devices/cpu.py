@@ -60,7 +60,7 @@ class CPU:
     space_cost = Usage()
     concurrent = False
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.usage = Usage()
 
     def place(self, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

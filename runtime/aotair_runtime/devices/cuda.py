@@ -1,20 +1,23 @@
 """NVIDIA GPUs, through torch.cuda."""
 
+from types import ModuleType
+
 import torch
 
 from ..errors import RequirementError
-from .accelerator import Accelerator
+from .accelerator import Accelerator, Unfinished
 from .base import Limits
+from .updates import Updates
 
 
 class _Vendor:
     kind = "cuda"
-    api = torch.cuda
+    api: ModuleType = torch.cuda
     limits = Limits()
     version = torch.version.cuda or ""
-    updates = None  # kernels take lengths from the device's memory
+    updates: Updates | None = None  # kernels take lengths from the device's memory
 
-    def new_graph(self):
+    def new_graph(self) -> Unfinished:
         return torch.cuda.CUDAGraph()
 
     def stream_number(self, index: int) -> int:

@@ -14,7 +14,13 @@ class HostCall:
     __slots__ = ("_args", "_inputs", "_kwargs", "_op", "_positions", "measure", "node")
 
     def __init__(
-        self, node: str, op: Callable, args: Sequence, kwargs: dict, inputs: dict[str, int], measure: Callable | None
+        self,
+        node: str,
+        op: Callable[..., object],
+        args: Sequence[object],
+        kwargs: dict[str, object],
+        inputs: dict[str, int],
+        measure: Callable[[], torch.Tensor] | None,
     ):
         self.node, self._op, self._args, self._kwargs, self.measure = node, op, tuple(args), dict(kwargs), measure
         self._inputs = tuple(inputs.items())

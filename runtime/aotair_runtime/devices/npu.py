@@ -1,20 +1,25 @@
 """Ascend NPUs, through torch_npu."""
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
 
 import torch
 
 from ..errors import RequirementError
-from .accelerator import Accelerator
-from .base import Limits
+from .accelerator import Accelerator, Unfinished
+from .base import Gate, Limits
+from .updates import Updates
 
 
 class _Updates:
-    def __init__(self, calls):
-        self.lock = threading.Lock()
+    def __init__(self, calls: Any, gate: Callable[[], Gate]):
+        self.lock: AbstractContextManager[object] = threading.Lock()
         self.group_begin, self.group_end = calls._graph_task_group_begin, calls._graph_task_group_end
         self.update_begin, self.update_end = calls._graph_task_update_begin, calls._graph_task_update_end
-        self.gate = torch.npu.ExternalEvent
+        self.gate = gate
 
 
 class _Vendor:
@@ -22,7 +27,9 @@ class _Vendor:
     # A device has about 2,000 streams; a captured graph holds each of its own until it is reset.
     limits = Limits(streams=1800, events=60_000)
 
-    def __init__(self):
+    updates: Updates | None
+
+    def __init__(self) -> None:
         try:
             import torch_npu
         except ImportError as error:
@@ -30,15 +37,17 @@ class _Vendor:
                 "this node has no torch_npu", got=str(error), fix="pip install torch_npu, beside CANN"
             ) from error
         self._calls = torch_npu._C
-        self.version = torch_npu.__version__
-        self.api = torch.npu
-        self.updates = _Updates(self._calls)
+        self.version: str = torch_npu.__version__
+        self.api: ModuleType = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
+        self.updates = _Updates(self._calls, self.api.ExternalEvent)
 
-    def new_graph(self):
-        return torch.npu.NPUGraph()
+    def new_graph(self) -> Unfinished:
+        graph: Unfinished = self.api.NPUGraph()
+        return graph
 
     def stream_number(self, index: int) -> int:
-        return self._calls._npu_getCurrentRawStream(index)
+        number: int = self._calls._npu_getCurrentRawStream(index)
+        return number
 
     def release_pool(self, index: int, pool: tuple[int, int]) -> None:
         self._calls._npu_releasePool(index, pool)
@@ -52,6 +61,6 @@ class NPU(Accelerator):
 
     def __init__(self, index: int):
         vendor = _Vendor()
-        if index >= torch.npu.device_count():
-            raise RequirementError(f"this node has no NPU {index}", got=f"{torch.npu.device_count()} NPUs")
+        if index >= vendor.api.device_count():
+            raise RequirementError(f"this node has no NPU {index}", got=f"{vendor.api.device_count()} NPUs")
         super().__init__(vendor, index)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from ..errors import UpdateError
-from .base import Graph
+from .base import Event, Gate, Recording, Stream
 from .host_call import HostCall
 
 Lists = Sequence[list[int]]
@@ -24,19 +24,19 @@ Lists = Sequence[list[int]]
 class Updates(Protocol):
     """A vendor's calls for task groups; `lock` keeps the updates of threads apart, whose streams may be the same."""
 
-    lock: AbstractContextManager
+    lock: AbstractContextManager[object]
 
-    def gate(self) -> object:
+    def gate(self) -> Gate:
         """An event that a capture waits for and that is recorded outside of it."""
 
-    def group_begin(self, stream: object) -> None: ...
+    def group_begin(self, stream: Stream, /) -> None: ...
 
-    def group_end(self, stream: object) -> object:
+    def group_end(self, stream: Stream, /) -> object:
         """The handle of the group."""
 
-    def update_begin(self, stream: object, group: object) -> None: ...
+    def update_begin(self, stream: Stream, group: object, /) -> None: ...
 
-    def update_end(self, stream: object) -> None: ...
+    def update_end(self, stream: Stream, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Node:
 
     call: HostCall
     group: object
-    gate: object
+    gate: Gate
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,30 @@ class Gates:
     """The gates of all graphs with so many nodes in one space, whose replays never overlap. `opening` opens them all in
     one launch; `closing` leaves them closed, whatever went before."""
 
-    events: tuple[object, ...]
-    opening: Graph
-    closing: Graph
+    events: tuple[Gate, ...]
+    opening: Recording
+    closing: Recording
 
 
 class Lane:
     """The streams of a replay and its updates, in one space."""
 
-    def __init__(self, api: ModuleType, number: Callable[[], int], device: torch.device, spare: object):
+    def __init__(self, api: ModuleType, number: Callable[[], int], device: torch.device, spare: Stream):
         self._api, self._number, self._device = api, number, device
         self.spare = spare  # for when updates have failed
-        self.use = api.set_stream
-        self._known: dict[int, object] = {}  # by their handles: asking torch for the current one takes long
-        self._beside: list[object] = []
-        self._mark = api.Event()
+        self.use: Callable[[Stream], None] = api.set_stream
+        self._known: dict[int, Stream] = {}  # by their handles: asking torch for the current one takes long
+        self._beside: list[Stream] = []
+        self._mark: Event = api.Event()
 
-    def current(self) -> object:
+    def current(self) -> Stream:
         """The caller's stream."""
         number = self._number()
         if number not in self._known:
             self._known[number] = self._api.current_stream(self._device)
         return self._known[number]
 
-    def beside(self, current: object) -> object:
+    def beside(self, current: Stream) -> Stream:
         """A stream for updates: never the caller's."""
         while not self._beside or self._beside[0] == current:
             self._beside.insert(0, self._api.Stream(self._device, priority=-1))
@@ -87,7 +87,7 @@ class Lane:
         """Take other streams for updates."""
         self._beside.clear()
 
-    def follow(self, stream: object, current: object) -> None:
+    def follow(self, stream: Stream, current: Stream) -> None:
         """Let a stream wait for what was issued on the caller's."""
         self._mark.record(current)
         stream.wait_event(self._mark)
@@ -100,7 +100,9 @@ class Lane:
 class UpdatedGraph:
     """`lists` are those that were captured, by the number of each list input."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], gates: Gates, lists: Lists, updates: Updates, lane: Lane):
+    def __init__(
+        self, graph: Recording, nodes: Sequence[Node], gates: Gates, lists: Lists, updates: Updates, lane: Lane
+    ):
         self._graph, self._nodes, self._gates, self._updates, self._lane = graph, tuple(nodes), gates, updates, lane
         self._lists: list[list[int]] | None = list(lists)
 
@@ -137,7 +139,7 @@ class UpdatedGraph:
             self._let_go(0)  # some of it may have been issued
             raise UpdateError(f"the replay was not issued: {error}") from error
 
-    def _update(self, stream: object, lists: Lists, changed: Sequence[bool]) -> None:
+    def _update(self, stream: Stream, lists: Lists, changed: Sequence[bool]) -> None:
         begin, end, lane = self._updates.update_begin, self._updates.update_end, self._lane
         done = 0
         try:
@@ -170,7 +172,7 @@ class UpdatedGraph:
         for node in self._nodes[done:]:
             node.gate.record(self._lane.spare)
 
-    def _give_up(self, stream: object) -> None:
+    def _give_up(self, stream: Stream) -> None:
         """Leave a stream whose update may still be open, and take another one from now on."""
         with contextlib.suppress(RuntimeError):
             self._updates.update_end(stream)

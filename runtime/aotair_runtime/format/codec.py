@@ -18,18 +18,22 @@ from .schema import (
     FORMAT,
     MAGIC,
     READS,
+    Arg,
     DeviceArg,
     DTypeArg,
+    Expr,
     HostArg,
     LayoutArg,
     MemoryFormatArg,
     Program,
+    Reference,
     TensorArg,
+    Tree,
     WorkspaceArg,
 )
 
 _MAX_DEPTH = 32
-_ARGS = {
+_ARGS: dict[str, type[Reference]] = {
     "t": TensorArg,
     "dtype": DTypeArg,
     "format": MemoryFormatArg,
@@ -39,14 +43,16 @@ _ARGS = {
     "workspace": WorkspaceArg,
 }
 _ARG_TAGS = {cls: tag for tag, cls in _ARGS.items()}
-_TREE_LEAVES = ("tensor", "const")
+_SEQUENCES: tuple[typing.Literal["tuple", "list"], ...] = ("tuple", "list")
+_WITH_FIELDS: tuple[typing.Literal["record", "named"], ...] = ("record", "named")
 _SCALARS = (type(None), bool, int, float, str)
 
 
 def dump(program: Program) -> bytes:
     """The bytes of `program.msgpack`; equal programs give equal bytes."""
-    body = msgpack.packb(_encode(program), use_bin_type=True)
-    return msgpack.packb([MAGIC, FORMAT, hashlib.sha256(body).digest(), body], use_bin_type=True)
+    body: bytes = msgpack.packb(_encode(program), use_bin_type=True)
+    whole: bytes = msgpack.packb([MAGIC, FORMAT, hashlib.sha256(body).digest(), body], use_bin_type=True)
+    return whole
 
 
 def parse(data: bytes, where: str) -> Program:
@@ -70,7 +76,9 @@ def parse(data: bytes, where: str) -> Program:
         )
     if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
         raise AlteredError("the program's bytes do not match their digest", where=where, fix="copy the artifact again")
-    return _decode(Program, _unpack(body, where), "program", where)
+    program = _decode(Program, _unpack(body, where), "program", where)
+    assert isinstance(program, Program)
+    return program
 
 
 def _unpack(data: bytes, where: str) -> object:
@@ -89,7 +97,7 @@ def _unpack(data: bytes, where: str) -> object:
 
 
 def _encode(value: object) -> object:
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [_encode_field(getattr(value, name), kind) for name, kind in _fields(type(value))]
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
@@ -112,6 +120,7 @@ def encode_arg(value: object) -> object:
         return value
     if isinstance(value, tuple):
         return ["l", *map(encode_arg, value)]
+    assert isinstance(value, Reference), value
     return [_ARG_TAGS[type(value)], *dataclasses.astuple(value)]
 
 
@@ -119,7 +128,8 @@ def encode_arg(value: object) -> object:
 
 # A decoder turns plain data into a value of one annotation, or raises _Wrong; the way to the fault is put together
 # while that travels up, so that a good program costs nothing for it.
-Decoder = typing.Callable[[object], typing.Any]
+Decoder = typing.Callable[[object], object]
+_Class = typing.TypeVar("_Class")
 
 
 class _Wrong(Exception):
@@ -128,7 +138,7 @@ class _Wrong(Exception):
         self.path: list[str] = []  # from the fault upwards
 
 
-def _decode(kind: object, value: object, root: str, where: str) -> typing.Any:
+def _decode(kind: object, value: object, root: str, where: str) -> object:
     try:
         return _decoder(kind)(value)
     except _Wrong as wrong:
@@ -138,8 +148,8 @@ def _decode(kind: object, value: object, root: str, where: str) -> typing.Any:
 
 
 @functools.cache
-def _decoder(kind: typing.Any) -> Decoder:
-    if dataclasses.is_dataclass(kind):
+def _decoder(kind: typing.Hashable) -> Decoder:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
     if hasattr(kind, "__metadata__"):
         return _SPECIAL[kind.__metadata__[0]]
@@ -151,10 +161,11 @@ def _decoder(kind: typing.Any) -> Decoder:
     if origin in (types.UnionType, typing.Union):
         inner = _decoder(typing.get_args(kind)[0])
         return lambda value: None if value is None else inner(value)
+    assert isinstance(kind, type), kind
     return _scalar_decoder(kind)
 
 
-def _scalar_decoder(kind: type) -> Decoder:
+def _scalar_decoder(kind: type[object]) -> Decoder:
     def decode(value: object) -> object:
         if type(value) is kind:
             return value
@@ -166,8 +177,8 @@ def _scalar_decoder(kind: type) -> Decoder:
 
 
 def _sequence_decoder(item: Decoder) -> Decoder:
-    def decode(value: object) -> tuple:
-        done: list = []
+    def decode(value: object) -> tuple[object, ...]:
+        done: list[object] = []
         try:
             for part in _list(value):
                 done.append(item(part))
@@ -180,30 +191,33 @@ def _sequence_decoder(item: Decoder) -> Decoder:
 
 
 def _tuple_decoder(items: typing.Sequence[Decoder]) -> Decoder:
-    def decode(value: object) -> tuple:
-        if len(_list(value)) != len(items):
+    def decode(value: object) -> tuple[object, ...]:
+        parts = _list(value)
+        if len(parts) != len(items):
             raise _Wrong(f"{len(items)} items", value)
-        return tuple(item(part) for item, part in zip(items, value))
+        return tuple(item(part) for item, part in zip(items, parts))
 
     return decode
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[tuple[str, object], ...]:
+def _fields(cls: type) -> tuple[tuple[str, typing.Hashable], ...]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
 
 
-def _dataclass_decoder(cls: type) -> Decoder:
-    fields = [(name, _decoder(kind)) for name, kind in _fields(cls)]
-    least = sum(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+def _dataclass_decoder(cls: type[_Class]) -> typing.Callable[[object], _Class]:
+    described: type = cls
+    fields = [(name, _decoder(kind)) for name, kind in _fields(described)]
+    least = sum(field.default is dataclasses.MISSING for field in dataclasses.fields(described))
 
-    def decode(value: object) -> object:
-        if not least <= len(_list(value)) <= len(fields):
+    def decode(value: object) -> _Class:
+        parts = _list(value)
+        if not least <= len(parts) <= len(fields):
             raise _Wrong(f"{len(fields)} fields of {cls.__name__}", value)
-        done: list = []
+        done: list[object] = []
         try:
-            for (_, field), part in zip(fields, value):
+            for (_, field), part in zip(fields, parts):
                 done.append(field(part))
         except _Wrong as wrong:
             wrong.path.append(f".{fields[len(done)][0]}")
@@ -213,61 +227,79 @@ def _dataclass_decoder(cls: type) -> Decoder:
     return decode
 
 
-def _decode_arg(value: object, depth: int = 0) -> object:
+def _decode_arg(value: object, depth: int = 0) -> Arg:
     if isinstance(value, _SCALARS):
         return value
-    tag, *rest = _tagged(value, depth)
+    tag, rest = _tagged(value, depth)
     if tag == "l":
         return tuple(_decode_arg(item, depth + 1) for item in rest)
-    if tag not in _ARGS:
+    if tag not in _REFERENCES:
         raise _Wrong("an argument", tag)
-    return _decoder(_ARGS[tag])(rest)
+    return _REFERENCES[tag](rest)
 
 
-def _decode_expr(value: object, depth: int = 0) -> object:
+def _decode_expr(value: object, depth: int = 0) -> Expr:
     if type(value) is int:
         return value
-    tag, *rest = _tagged(value, depth)
+    tag, rest = _tagged(value, depth)
     if tag == "dim" and len(rest) == 1 and type(rest[0]) is int:
         return ("dim", rest[0])
     if tag not in EXPR_OPERATORS or len(rest) < 2:
         raise _Wrong("a size expression", value)
-    return (tag, *(_decode_expr(item, depth + 1) for item in rest))
+    operands: tuple[Expr, ...] = tuple(_decode_expr(item, depth + 1) for item in rest)
+    return (tag, operands[0], *operands[1:])  # type: ignore[return-value]  # mypy joins what a star brings
 
 
-def _decode_tree(value: object, depth: int = 0) -> tuple:
-    tag, *rest = _tagged(value, depth)
-    if tag in _TREE_LEAVES:
-        if len(rest) != 1 or not isinstance(rest[0], _SCALARS) or (tag == "tensor" and type(rest[0]) is not int):
-            raise _Wrong("a leaf of the output structure", value)
-        return (tag, rest[0])
-    keys: tuple = ()
-    if tag in ("dict", "record", "named"):
-        count = 1 if tag == "dict" else 2
-        head, rest = rest[:count], rest[count:]
-        if not head or len(_list(head[-1])) != len(rest):
-            raise _Wrong("as many keys as children", value)
-        keys = (*head[:-1], tuple(head[-1]))
-        if not all(isinstance(key, (str, int)) for key in (*keys[:-1], *keys[-1])):
-            raise _Wrong("keys that are strings or ints", value)
-    elif tag not in ("tuple", "list"):
+def _decode_tree(value: object, depth: int = 0) -> Tree:
+    tag, rest = _tagged(value, depth)
+    if tag == "tensor" and len(rest) == 1 and type(rest[0]) is int:
+        return ("tensor", rest[0])
+    if tag == "const" and len(rest) == 1 and isinstance(rest[0], _SCALARS):
+        return ("const", rest[0])
+    if tag == "tensor" or tag == "const":
+        raise _Wrong("a leaf of the output structure", value)
+    if tag in _SEQUENCES:
+        return (tag, *_trees(rest, depth))  # type: ignore[return-value]  # mypy joins what a star brings
+    if tag == "dict":
+        keys = _keys(rest[:1], len(rest) - 1, value)
+        return ("dict", keys, *_trees(rest[1:], depth))  # type: ignore[return-value]  # mypy joins what a star brings
+    if tag not in _WITH_FIELDS:
         raise _Wrong("an output structure", tag)
-    return (tag, *keys, *(_decode_tree(item, depth + 1) for item in rest))
+    keys = _keys(rest[1:2], len(rest) - 2, value)
+    fields = tuple(key for key in keys if isinstance(key, str))
+    if not isinstance(rest[0], str) or len(fields) != len(keys):
+        raise _Wrong("a type and fields that are named by strings", value)
+    return (tag, rest[0], fields, *_trees(rest[2:], depth))
 
 
-_SPECIAL = {"arg": _decode_arg, "expr": _decode_expr, "tree": _decode_tree}
+def _trees(values: list[object], depth: int) -> tuple[Tree, ...]:
+    return tuple(_decode_tree(value, depth + 1) for value in values)
 
 
-def _tagged(value: object, depth: int) -> list:
+def _keys(head: list[object], count: int, value: object) -> tuple[str | int, ...]:
+    """The keys of `count` children."""
+    if not head or len(_list(head[0])) != count:
+        raise _Wrong("as many keys as children", value)
+    keys = tuple(key for key in _list(head[0]) if isinstance(key, (str, int)))
+    if len(keys) != count:
+        raise _Wrong("keys that are strings or ints", value)
+    return keys
+
+
+_SPECIAL: dict[str, Decoder] = {"arg": _decode_arg, "expr": _decode_expr, "tree": _decode_tree}
+_REFERENCES = {tag: _dataclass_decoder(cls) for tag, cls in _ARGS.items()}
+
+
+def _tagged(value: object, depth: int) -> tuple[str, list[object]]:
     if depth > _MAX_DEPTH:
         raise _Wrong(f"at most {_MAX_DEPTH} levels", "more")
     items = _list(value)
     if not items or not isinstance(items[0], str):
         raise _Wrong("an array that begins with a tag", value)
-    return items
+    return items[0], items[1:]
 
 
-def _list(value: object) -> list:
+def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise _Wrong("an array", value)
     return value

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from .schema import EntryPoint, HostArg, Instruction, Program
+from ..errors import MalformedError
+from .schema import EntryPoint, HostArg, Input, Instruction, Program
+from .sizes import evaluate
 
 
 def list_inputs(program: Program, entry: EntryPoint) -> tuple[int, ...]:
@@ -23,12 +25,19 @@ def legal_lists(program: Program, entry: EntryPoint, sizes: Sequence[int]) -> li
     """Lists of the lowest legal value for a bucket, by the number of each list input."""
     found = []
     for position in list_inputs(program, entry):
-        spec, size = entry.inputs[position], entry.inputs[position].shape[0]
-        found.append([int(spec.value_range[0])] * (sizes[size[1]] if isinstance(size, tuple) else size))
+        spec = entry.inputs[position]
+        found.append([int(legal_range(spec)[0])] * evaluate(spec.shape[0], sizes))
     return found
 
 
-def filling(spec, missing: int) -> list[int]:
+def legal_range(spec: Input) -> tuple[float, float]:
+    """The legal values of a host input, which has some: the low end inclusive, the high end exclusive."""
+    if spec.value_range is None or len(spec.value_range) != 2:
+        raise MalformedError(f"the host input {spec.name!r} has no range", got=repr(spec.value_range))
+    return spec.value_range[0], spec.value_range[1]
+
+
+def filling(spec: Input, missing: int) -> list[int]:
     """What fills the padded part of a list."""
-    value = spec.value_range[0] if spec.pad in (None, "any") else spec.pad
+    value = legal_range(spec)[0] if spec.pad is None or spec.pad == "any" else spec.pad
     return [int(value)] * missing

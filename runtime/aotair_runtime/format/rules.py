@@ -7,9 +7,11 @@ from ..errors import MalformedError
 from .dotted_names import PLAIN
 from .host_lists import list_inputs
 from .schema import (
+    Arg,
     Bucket,
     DTypeArg,
     EntryPoint,
+    Expr,
     Form,
     HostArg,
     Input,
@@ -17,13 +19,16 @@ from .schema import (
     LayoutArg,
     MemoryFormatArg,
     Output,
+    Placement,
     Program,
     Space,
     TensorArg,
+    Tree,
     WorkspaceArg,
 )
 from .sizes import evaluate
 from .stream_rules import stream_fault
+from .structure import children
 from .torch_names import dtype, layout, memory_format
 
 _MAX_BYTES = 1 << 46
@@ -93,7 +98,7 @@ class _Rules:
             )
             self.nbytes(item.dtype, item.shape, path)
         for i, instruction in enumerate(program.instructions):
-            self.require(instruction.form in iter(Form), f"instructions[{i}].form", "a form", instruction.form)
+            self.require(instruction.form in list(Form), f"instructions[{i}].form", "a form", instruction.form)
             if instruction.form in (Form.RECORD, Form.WAIT):
                 self.event(instruction, f"instructions[{i}]")
             else:
@@ -129,6 +134,8 @@ class _Rules:
             self.require(
                 not spec.host or _may_be_host(spec), f"{path}.inputs[{i}]", "a host input of int64, with a range", spec
             )
+            fits = spec.pad is None or spec.pad == "any" or isinstance(spec.pad, (bool, int, float))
+            self.require(fits, f"{path}.inputs[{i}].pad", "a number, 'any' or nothing", spec.pad)
             for expr in spec.shape:
                 self.expr(expr, entry, f"{path}.inputs[{i}].shape", plain=True)
         seen = {expr[1] for spec in entry.inputs for expr in spec.shape if isinstance(expr, tuple)}
@@ -162,28 +169,28 @@ class _Rules:
         for name, value in entry.constants:
             self.require(isinstance(value, PLAIN), f"{path}.constants", f"a plain value for {name}", value)
 
-    def expr(self, expr: object, entry: EntryPoint, path: str, *, plain: bool = False) -> None:
+    def expr(self, expr: Expr, entry: EntryPoint, path: str, *, plain: bool = False) -> None:
         if isinstance(expr, int):
             self.require(expr >= 0 or not plain, path, "a size", expr)
             return
-        operator, *operands = expr
-        if operator == "dim":
-            self.index(operands[0], len(entry.dims), path)
+        if expr[0] == "dim":
+            self.index(expr[1], len(entry.dims), path)
             return
         self.require(not plain, path, "a number or a dimension", expr)
+        operator, *operands = expr
         for operand in operands:
             self.expr(operand, entry, path)
         if operator in ("//", "%"):
             self.require(all(isinstance(o, int) and o > 0 for o in operands[1:]), path, "a positive divisor", expr)
 
-    def tree(self, tree: tuple, count: int, path: str) -> None:
+    def tree(self, tree: Tree, count: int, path: str) -> None:
         if tree[0] == "tensor":
             self.index(tree[1], count, path)
         elif tree[0] != "const":
             if tree[0] == "named":
-                fits = len({*tree[2]}) == len(tree[2]) and all(map(_is_public, tree[2])) and _is_name(tree[1])
+                fits = len({*tree[2]}) == len(tree[2]) and all(map(_is_public, tree[2])) and tree[1].isidentifier()
                 self.require(fits, path, "the names of a named tuple", tree[1:3])
-            for child in tree[{"dict": 2, "record": 3, "named": 3}.get(tree[0], 1) :]:
+            for child in children(tree):
                 self.tree(child, count, path)
 
     def bucket(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
@@ -224,7 +231,7 @@ class _Rules:
         fault = stream_fault(code, bucket.streams, bucket.events)
         self.require(not fault, f"{path}.code", "streams that fork from stream 0 and join it", fault)
 
-    def placement(self, item, entry: EntryPoint, path: str) -> None:
+    def placement(self, item: Placement, entry: EntryPoint, path: str) -> None:
         self.index(item.layout, len(self.program.layouts), path)
         found = self.program.layouts[item.layout]
         room = self.room(item, entry, path)
@@ -236,7 +243,7 @@ class _Rules:
         )
         self.require(item.offset + extent <= room, path, f"a tensor within {room} bytes", item.offset + extent)
 
-    def room(self, item, entry: EntryPoint, path: str) -> int:
+    def room(self, item: Placement, entry: EntryPoint, path: str) -> int:
         """The bytes of the memory that a placement points into."""
         program = self.program
         if item.space == Space.ARENA:
@@ -247,9 +254,9 @@ class _Rules:
             self.require(entry.inputs[item.index].kind == kind, path, f"a {kind} input", item.index)
             return _MAX_BYTES  # its size is that of the bucket: `interface` compares the layouts
         self.require(item.space in (Space.CONSTANT, Space.STATE), path, "a space", item.space)
-        table = program.constants if item.space == Space.CONSTANT else program.state
-        self.index(item.index, len(table), path)
-        constant = program.constants[table[item.index].constant if item.space == Space.STATE else item.index]
+        count = len(program.constants if item.space == Space.CONSTANT else program.state)
+        self.index(item.index, count, path)
+        constant = program.constants[program.state[item.index].constant if item.space == Space.STATE else item.index]
         return self.nbytes(constant.dtype, constant.shape, path)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
@@ -259,8 +266,8 @@ class _Rules:
             homes = (Space.CALLER,) if spec.kind == "mutated" else (Space.INPUT, Space.ARENA)  # ARENA in format 1
             space = bucket.tensors[number].space
             self.require(space in homes, f"{path}.inputs[{i}]", f"memory of the kind {homes[0].name}", space)
-        for i, (number, spec) in enumerate(zip(bucket.outputs, entry.outputs)):
-            self.promised(bucket, number, spec, f"{path}.outputs[{i}]")
+        for i, (number, output) in enumerate(zip(bucket.outputs, entry.outputs)):
+            self.promised(bucket, number, output, f"{path}.outputs[{i}]")
             self.require(
                 bucket.tensors[number].space != Space.CONSTANT, f"{path}.outputs[{i}]", "memory that may be written"
             )
@@ -294,7 +301,7 @@ class _Rules:
         fits = offset >= 0 and not offset % self.program.alignment and offset + extent <= self.program.arena
         self.require(fits, path, "a place within the arena", offset)
 
-    def extent(self, item) -> int:
+    def extent(self, item: Placement) -> int:
         found = self.program.layouts[item.layout]
         if 0 in found.shape:
             return item.offset
@@ -335,7 +342,7 @@ class _Rules:
         used = {n for item in code for n in (*item.outs, *_tensors((*item.args, *(v for _, v in item.kwargs))))}
         self.require(not mine & (used | set(bucket.outputs)), f"{path}.code", "a list that is no tensor", mine & used)
 
-    def argument(self, value: object, bucket: Bucket, path: str) -> None:
+    def argument(self, value: Arg, bucket: Bucket, path: str) -> None:
         if isinstance(value, tuple):
             for item in value:
                 self.argument(item, bucket, path)
@@ -351,12 +358,8 @@ class _Rules:
             layout(value.name, self.where)
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
-
-
-def _is_public(name: object) -> bool:
-    return _is_name(name) and not name.startswith("_")
+def _is_public(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_")
 
 
 def _may_be_host(spec: Input) -> bool:
@@ -365,7 +368,7 @@ def _may_be_host(spec: Input) -> bool:
     return plain and -_MAX_BYTES < low < high < _MAX_BYTES and (spec.pad in (None, "any") or type(spec.pad) is int)
 
 
-def _tensors(values: tuple) -> Iterator[int]:
+def _tensors(values: tuple[Arg, ...]) -> Iterator[int]:
     """The tensors among arguments, by number."""
     for value in values:
         if isinstance(value, TensorArg):

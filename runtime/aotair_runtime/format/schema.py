@@ -6,7 +6,7 @@ that older artifacts still load; `FORMAT.md` says the same in prose and keeps th
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
 FORMAT = 2
@@ -80,14 +80,26 @@ class WorkspaceArg:
     op: int
 
 
-# One argument of an instruction: None, bool, int, float, str, a dataclass from above, or a tuple of arguments.
-Arg = Annotated[object, "arg"]
-# A size in terms of the dynamic dimensions: an int, ("dim", i), or (operator, operand, operand …).
-Expr = Annotated[object, "expr"]
-EXPR_OPERATORS = ("+", "*", "//", "%", "min", "max")
-# The structure of what a call returns: ("tensor", i), ("const", value), ("tuple", …), ("list", …),
-# ("dict", (key, …), child, …), ("record", type name, (key, …), child, …) or ("named", …) likewise: a named tuple.
-Tree = Annotated[object, "tree"]
+Scalar: TypeAlias = bool | int | float | str | None
+Reference: TypeAlias = TensorArg | DTypeArg | MemoryFormatArg | LayoutArg | DeviceArg | HostArg | WorkspaceArg
+Operator: TypeAlias = Literal["+", "*", "//", "%", "min", "max"]
+EXPR_OPERATORS: tuple[Operator, ...] = ("+", "*", "//", "%", "min", "max")
+if TYPE_CHECKING:
+    # One argument of an instruction: a plain value, a dataclass from above, or a tuple of arguments.
+    Arg: TypeAlias = Annotated["Scalar | Reference | tuple[Arg, ...]", "arg"]
+    # A size in terms of the dynamic dimensions: an int, ("dim", i), or (operator, operand, operand …).
+    Expr: TypeAlias = Annotated["int | tuple[Literal['dim'], int] | tuple[Operator, Expr, *tuple[Expr, ...]]", "expr"]
+    # The structure of what a call returns: ("tensor", i), ("const", value), ("tuple", …), ("list", …),
+    # ("dict", (key, …), child, …), ("record", type name, (key, …), child, …) or ("named", …) likewise: a named tuple.
+    Tree: TypeAlias = Annotated[
+        "tuple[Literal['tensor'], int] | tuple[Literal['const'], Scalar] "
+        "| tuple[Literal['tuple', 'list'], *tuple[Tree, ...]] "
+        "| tuple[Literal['dict'], tuple[str | int, ...], *tuple[Tree, ...]] "
+        "| tuple[Literal['record', 'named'], str, tuple[str, ...], *tuple[Tree, ...]]",
+        "tree",
+    ]
+else:  # aliases that name themselves cannot be evaluated: the codec goes by the mark, and checks the same
+    Arg, Expr, Tree = (Annotated[object, mark] for mark in ("arg", "expr", "tree"))
 
 
 @dataclass(frozen=True)
@@ -180,7 +192,7 @@ class Input:
     kind: str
     dtype: str
     shape: tuple[Expr, ...]
-    pad: Arg
+    pad: Annotated[bool | int | float | Literal["any"] | None, "arg"]
     value_range: tuple[float, ...] | None
     host: bool = False
 
@@ -262,7 +274,7 @@ class EntryPoint:
     structure: Tree
     buckets: tuple[Bucket, ...]
     capture_order: tuple[int, ...]
-    constants: tuple[tuple[str, Arg], ...] = ()
+    constants: tuple[tuple[str, Annotated[Scalar, "arg"]], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
+from ..errors import MalformedError
 from .schema import Form, Instruction
+
+
+def event(item: Instruction) -> int:
+    """The event that an instruction records or waits for."""
+    if len(item.args) != 1 or type(item.args[0]) is not int:
+        raise MalformedError("an event has a number and nothing else", where=item.node, got=repr(item.args)[:80])
+    return item.args[0]
 
 
 def stream_fault(code: Sequence[Instruction], streams: int, events: int) -> str:
@@ -19,18 +27,19 @@ def stream_fault(code: Sequence[Instruction], streams: int, events: int) -> str:
         if not 0 <= item.stream < streams:
             return f"{item.node}: stream {item.stream} of {streams}"
         if item.form == Form.WAIT:
-            seen = recorded.get(item.args[0])
+            seen = recorded.get(event(item))
             if seen is None:
-                return f"{item.node}: waits for event {item.args[0]} before it is recorded"
+                return f"{item.node}: waits for event {event(item)} before it is recorded"
             mine = clocks.setdefault(item.stream, [0] * streams)
             clocks[item.stream] = [max(pair) for pair in zip(mine, seen)]
             continue
         if item.stream not in clocks:
             return f"{item.node}: stream {item.stream} works before it waited for a stream of the capture"
         if item.form == Form.RECORD:
-            if not 0 <= item.args[0] < events or item.args[0] in recorded:
-                return f"{item.node}: event {item.args[0]} of {events}, or recorded twice"
-            recorded[item.args[0]] = clocks[item.stream]
+            number = event(item)
+            if not 0 <= number < events or number in recorded:
+                return f"{item.node}: event {number} of {events}, or recorded twice"
+            recorded[number] = clocks[item.stream]
             continue
         issued[item.stream] += 1
         clocks[item.stream] = list(clocks[item.stream])

@@ -2,55 +2,60 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
+from .schema import Tree
 
-class Record(dict):
+Packer: TypeAlias = Callable[[Sequence[torch.Tensor]], object]
+
+
+class Record(dict[str, object]):
     """A named group of outputs (a dataclass or model output in the original): by key, by attribute, or by position.
 
     A field that is None is an attribute only, as in the model outputs of transformers.
     """
 
-    _absent: frozenset = frozenset()
+    _absent: frozenset[str] = frozenset()
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
         if name in self._absent:
             return None
         raise AttributeError(f"no output {name!r}; there are {', '.join(map(str, self))}")
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str | int | slice) -> Any:
         return self.to_tuple()[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
 
-    def __missing__(self, key: str):
+    def __missing__(self, key: str) -> None:
         if key in self._absent:
             return None
         raise KeyError(key)
 
-    def to_tuple(self) -> tuple:
+    def to_tuple(self) -> tuple[Any, ...]:
         """The outputs without their names."""
         return tuple(dict.values(self))
 
 
-class Named(tuple):
+class Named(tuple[Any, ...]):
     """A named tuple of the original: a tuple whose items are attributes too."""
 
     __slots__ = ()
     _fields: tuple[str, ...] = ()
 
-    def __new__(cls, *values: object):
+    def __new__(cls, *values: object) -> "Named":
         if len(values) != len(cls._fields):
             raise TypeError(f"{cls.__name__} has {len(cls._fields)} fields, got {len(values)}")
         return tuple.__new__(cls, values)
 
     @classmethod
-    def _make(cls, values):
+    def _make(cls, values: Iterable[object]) -> "Named":
         return cls(*values)
 
-    def _asdict(self) -> dict:
+    def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self))
 
     def _replace(self, **changes: object) -> "Named":
@@ -58,51 +63,57 @@ class Named(tuple):
             raise ValueError(f"no fields {', '.join(sorted(unknown))} in {type(self).__name__}")
         return self._make((self._asdict() | changes).values())
 
-    def __getnewargs__(self) -> tuple:
+    def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self))})"
 
 
-def packer(tree: tuple) -> Callable[[Sequence[torch.Tensor]], object]:
+def packer(tree: Tree) -> Packer:
     """A function from the list of output tensors to the structure that `tree` (schema.Tree) describes."""
-    tag, *rest = tree
-    if tag == "tensor":
-        number = rest[0]
+    if tree[0] == "tensor":
+        number = tree[1]
         return lambda outputs: outputs[number]
-    if tag == "const":
-        value = rest[0]
+    if tree[0] == "const":
+        value = tree[1]
         return lambda outputs: value
-    if tag == "dict":
-        keys, parts = rest[0], [packer(child) for child in rest[1:]]
+    if tree[0] == "dict":
+        keys, parts = tree[1], [packer(child) for child in tree[2:]]
         return lambda outputs: dict(zip(keys, [part(outputs) for part in parts]))
-    if tag == "record":
-        return _record_packer(rest[1], rest[2:])
-    if tag == "named":
-        parts = [packer(child) for child in rest[2:]]
-        make = functools.partial(tuple.__new__, _named(rest[0], rest[1]))
+    if tree[0] == "record":
+        return _record_packer(tree[2], tree[3:])
+    if tree[0] == "named":
+        parts = [packer(child) for child in tree[3:]]
+        make = functools.partial(tuple.__new__, _named(tree[1], tree[2]))
         return lambda outputs: make([part(outputs) for part in parts])
-    parts = [packer(child) for child in rest]
-    kind = tuple if tag == "tuple" else list
+    parts = [packer(child) for child in tree[1:]]
+    kind = tuple if tree[0] == "tuple" else list
     return lambda outputs: kind([part(outputs) for part in parts])
 
 
-def leaf_names(tree: tuple, path: str = "") -> Iterator[str]:
+def children(tree: Tree) -> tuple[Tree, ...]:
+    """The structures right within one; none in a tensor or constant."""
+    if tree[0] == "tensor" or tree[0] == "const":
+        return ()
+    if tree[0] == "dict":
+        return tree[2:]
+    return tree[3:] if tree[0] == "record" or tree[0] == "named" else tree[1:]
+
+
+def leaf_names(tree: Tree, path: str = "") -> Iterator[str]:
     """A name for each tensor of a structure: `last_hidden_state`, `past[0]`, or `output` where it is one tensor."""
-    tag, *rest = tree
-    if tag == "tensor":
+    if tree[0] == "tensor":
         yield path or "output"
-    elif tag in ("tuple", "list"):
-        for i, child in enumerate(rest):
+    elif tree[0] == "tuple" or tree[0] == "list":
+        for i, child in enumerate(tree[1:]):
             yield from leaf_names(child, f"{path}[{i}]")
-    elif tag in ("dict", "record", "named"):
-        keys, children = (rest[0], rest[1:]) if tag == "dict" else (rest[1], rest[2:])
-        for name, child in zip(keys, children, strict=True):
+    elif tree[0] != "const":
+        for name, child in zip(tree[1] if tree[0] == "dict" else tree[2], children(tree), strict=True):
             yield from leaf_names(child, f"{path}.{name}" if path else str(name))
 
 
-def _record_packer(keys: Sequence[str], children: Sequence[tuple]) -> Callable[[Sequence[torch.Tensor]], Record]:
+def _record_packer(keys: Sequence[str], children: Sequence[Tree]) -> Packer:
     absent = frozenset(key for key, child in zip(keys, children) if child == ("const", None))
     there = [(key, packer(child)) for key, child in zip(keys, children) if key not in absent]
     # A field that is called like a method of dict is the field, as in the original.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from .schema import (
     Bucket,
+    Constant,
     DeviceArg,
     EntryPoint,
     Form,
@@ -12,6 +13,7 @@ from .schema import (
     Placement,
     Program,
     Space,
+    State,
     TensorArg,
     WorkspaceArg,
 )
@@ -86,7 +88,8 @@ def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterat
 def _placement_text(program: Program, item: Placement) -> str:
     layout = program.layouts[item.layout]
     space = Space(item.space).name.lower()
-    names = {Space.CONSTANT: program.constants, Space.STATE: program.state}.get(item.space)
+    tables: dict[int, Sequence[Constant | State]] = {Space.CONSTANT: program.constants, Space.STATE: program.state}
+    names = tables.get(item.space)
     which = "" if item.space == Space.ARENA else f" {names[item.index].name if names else item.index}"
     return f"{layout.dtype}{list(layout.shape)} strides {list(layout.strides)} in {space}{which} at {item.offset}"
 

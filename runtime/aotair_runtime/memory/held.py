@@ -5,6 +5,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -21,8 +22,8 @@ class Held:
     """
 
     def __init__(self) -> None:
-        self._last: list[weakref.ref] = []
-        self._overwritten: list[weakref.ref] = []
+        self._last: list[weakref.ref[torch.Tensor]] = []
+        self._overwritten: list[weakref.ref[torch.Tensor]] = []
         self._replay = 0  # the pool's replay that made the last ones
         self._warned = False
 
@@ -58,7 +59,8 @@ class Held:
 
 def _callers_level() -> int:
     """The `stacklevel` that makes a warning point at the line that called the model."""
-    here, level, frame = str(Path(__file__).parent.parent), 0, sys._getframe(1)
+    here, level = str(Path(__file__).parent.parent), 0
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(here):
         frame, level = frame.f_back, level + 1
     return level + 1

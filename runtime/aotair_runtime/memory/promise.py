@@ -103,7 +103,7 @@ class Promise:
         """The most that is reserved at one time, while loading or in a call."""
         return self.reserved + max(need.meanwhile for need in self.needs)
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "aside": self.aside}
         totals["peak"] = self.peak
         return {**asdict(self), **totals}
