@@ -112,9 +112,9 @@ def test_padding_leaves_the_caches_alone(language):
 
 def test_greedy_tokens_in_the_graph(tmp_path: Path):
     changes = ("model.kwargs.layers=1", "model.kwargs.greedy=true")
-    recipe = job_of(read_recipe(ROOT / "recipes" / "llama.yaml", changes))
+    recipe = read_recipe(ROOT / "recipes" / "llama.yaml", changes)
     with aotair.load(aotair.build(recipe, tmp_path / "a.aotair")) as model:
-        original = load_model(recipe)
+        original = load_model(job_of(recipe))
         ids = torch.randint(0, 512, (2, 7), generator=torch.Generator().manual_seed(3))
         args = (ids, torch.ones_like(ids), torch.tensor([0, 4]))
         tokens = model.prefill(*args)

@@ -18,13 +18,20 @@ from aotair.buckets.block import as_plain, replaced
 from aotair.buckets.choose import best_buckets
 from aotair.buckets.trace import Trace, read_trace
 from aotair.cli import main
+from aotair.recipe.entry import EntryJob, entry_jobs
 from aotair.recipe.read import parse_recipe, read_recipe
+from aotair.recipe.recipe import Recipe
 from aotair_runtime.call.buckets import choose as at_run_time
 from aotair_runtime.errors import AotairError, ShapeError
 from aotair_runtime.format.schema import Bucket, Dim, EntryPoint
 
 RECIPE = ROOT / "recipes" / "minilm.yaml"
 TRACE = "batch,seq,count\n1,5,10\n1,9,4\n2,30,3\n4,17,2\n4,64,1\n8,100,1\n8,12,5\n"
+
+
+def _of(recipe: Recipe) -> tuple[str, EntryJob]:
+    """The recipe's name, and its only entry point."""
+    return recipe.name, entry_jobs(recipe)[0]
 
 
 def command(*arguments: object):
@@ -190,7 +197,7 @@ def test_the_command_from_trace_to_recipe(tmp_path: Path):
     assert recipe.read_text() == RECIPE.read_text()
     done = command(trace, "--recipe", recipe, "--most", 9, "--captures", 4, "--json", "--write")
     found = json.loads(done.stdout)
-    after = read_recipe(recipe)
+    (after,) = entry_jobs(read_recipe(recipe))
     assert [dict(zip(after.dims(), bucket)) for bucket in after.bucket_sizes()] == found["buckets"]
     assert [one["buckets"] for one in found["curve"]] == [1, 2, 3, 4] and found["chosen"]["gap"] == 0
     assert sum(one["requests"] for one in found["chosen"]["serves"]) == 26
@@ -246,7 +253,7 @@ def test_limits(tmp_path: Path, monkeypatch):
     assert "leaves no bucket" in command(trace, "--recipe", RECIPE, *seconds[:2], seconds[2], 8).stderr
     program = type("Program", (), {"name": "minilm", "entry_points": (_built([(1, 8), (4, 8), (8, 32)], 1000, 10),)})
     monkeypatch.setattr(limits, "read_program", lambda path: program)
-    arena = limits.fit_arena(tmp_path, read_recipe(RECIPE))
+    arena = limits.fit_arena(tmp_path, *_of(read_recipe(RECIPE)))
     assert arena.estimate(100) == pytest.approx(2000, abs=1) and arena.elements(2000) in (99, 100)
     memory = ("--artifact", tmp_path, "--json", "--memory")
     found = json.loads(command(trace, "--recipe", RECIPE, *memory, 9100).stdout)
@@ -254,7 +261,7 @@ def test_limits(tmp_path: Path, monkeypatch):
     assert "too small for the largest" in command(trace, "--recipe", RECIPE, *memory, 8000).stderr
     static = parse_recipe({**yaml.safe_load(RECIPE.read_text()), "name": "other"})
     with pytest.raises(AotairError, match="not one of this recipe"):
-        limits.fit_arena(tmp_path, static)
+        limits.fit_arena(tmp_path, *_of(static))
 
 
 def _built(sizes, fixed: int, each: int) -> EntryPoint:

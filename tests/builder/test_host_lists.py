@@ -59,7 +59,7 @@ def test_a_list_is_handed_on_or_refused(tmp_path, use):
         from aotair.recipe.job import job_of
         from aotair.recipe.read import parse_recipe
 
-        export(make(use), job_of(parse_recipe(recipe(use))))
+        export(make(use), job_of(parse_recipe(recipe(use))).entries[0])
     assert isinstance(caught.value, UnsupportedError)
     assert "test_host_lists.py" in str(caught.value)
 

@@ -131,7 +131,7 @@ def test_a_model_object_is_the_only_description(tmp_path):
         with pytest.raises(RecipeError, match="what to build is described twice, or not at all"):
             aotair.build(out=tmp_path / "a.aotair", **arguments)
     with pytest.raises(RecipeError, match=r"model\.factory: given beside a model"):
-        parse_recipe(LINEAR, model=Ranked())
+        parse_recipe(LINEAR, needs_factory=False)
     with pytest.raises(RecipeError, match=r"model\.factory: missing"):
         parse_recipe(LINEAR | {"model": {}})
     with pytest.raises(RecipeError, match="nothing: unknown key"):

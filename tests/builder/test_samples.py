@@ -109,9 +109,9 @@ def test_calls_that_are_too_small_are_refused(dimensions, tmp_path, caplog):
 def test_sizes_are_tried_from_first_buffers_and_leave_none_behind():
     given = job_of(parse_recipe(recipe("needs three", buckets={"n": [2], "s": [100]})))
     model = load_model(given)
-    found = with_least_sizes(model, given)
+    found = with_least_sizes(model, given.entries[0])
     assert {dim: found.least(dim) for dim in ("n", "s")} == {"n": 1, "s": 3}
-    assert model.calls == 0 and given.least("s") == 1
+    assert model.calls == 0 and given.entries[0].least("s") == 1
 
 
 def test_a_model_of_one_bucket_that_needs_more_than_half_of_it(tmp_path):
@@ -178,7 +178,7 @@ def test_indices_into_another_dimension(high, most):
     }
     given = job_of(parse_recipe({**recipe("gathered"), "inputs": items, "buckets": {"nodes": [3]}}))
     assert random_inputs(given.entries[0], {"nodes": 3}, 0)["edges"].max() == most
-    assert given.least("nodes") == max(1, 4 - most - 1)
+    assert given.entries[0].least("nodes") == max(1, 4 - most - 1)
 
 
 def test_a_graph_of_nodes_and_edges_is_built_and_padded(tmp_path):
