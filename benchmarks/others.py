@@ -19,7 +19,7 @@ import aotair
 from aotair.model.load import load_model
 from aotair.model.reference import Original
 from aotair.model.samples import random_inputs
-from aotair.recipe.job import job_of
+from aotair.recipe.job import Job, job_of
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.format.text import table
 from aotair_runtime.weights.golden import compare
@@ -55,10 +55,10 @@ def recipe(name: str) -> dict:
 
 def tried(name: str, folder: Path) -> Result:
     """Build one model, load it, and compare every bucket with the original on fresh inputs."""
-    start, parsed = time.perf_counter(), job_of(parse_recipe(recipe(name)))
+    start, parsed = time.perf_counter(), parse_recipe(recipe(name))
     try:
         path = aotair.build(parsed, folder / f"{parsed.name}.aotair")
-        worst, right = _compared(parsed, path)
+        worst, right = _compared(job_of(parsed), path)
     except aotair.AotairError as error:
         outcome = (
             "not made" if "model.factory" in error.what else "refused"
@@ -69,11 +69,12 @@ def tried(name: str, folder: Path) -> Result:
     return Result(name, "right" if right else "wrong", time.perf_counter() - start, worst)
 
 
-def _compared(parsed, path: Path) -> tuple[float, bool]:
-    original, worst, right = Original(load_model(parsed), parsed.entries[0]), 0.0, True
+def _compared(job: Job, path: Path) -> tuple[float, bool]:
+    (entry,) = job.entries
+    original, worst, right = Original(load_model(job), entry), 0.0, True
     with aotair.load(path, enable_output_clone=True) as model:
-        for number, sizes in enumerate(parsed.entries[0].bucket_sizes()):
-            inputs = random_inputs(parsed.entries[0], dict(zip(parsed.entries[0].dims(), sizes)), _FRESH + number)
+        for number, sizes in enumerate(entry.bucket_sizes()):
+            inputs = random_inputs(entry, dict(zip(entry.dims(), sizes)), _FRESH + number)
             got = model.forward.flat([inputs[spec.name] for spec in model.forward.spec.inputs])
             for mine, theirs in zip(got, original(inputs), strict=True):
                 error, within = compare(mine, theirs, 1e-4, 1e-3)

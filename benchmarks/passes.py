@@ -53,7 +53,7 @@ def _decoder(off: bool):
     parsed = job_of(parse_recipe(made | {"config": {"debug": {"aclgraph": dict.fromkeys(names, off)}}}))
     exported = export(load_model(parsed), parsed.entries[0])
     pipeline.apply(exported.module, parsed.config, Observer(Target("npu")))
-    return build_program(exported, parsed, lambda *_: None).program
+    return build_program([exported], parsed, lambda *_: None).program
 
 
 def _whole_copies(program) -> int:

@@ -133,7 +133,7 @@ def _fresh_error(name: str, model: aotair.Model) -> float:
     parsed = job_of(parse_recipe(recipe(name)))
     original = load_model(parsed)
     largest = 0.0
-    for number, sizes in enumerate(parsed.buckets):
+    for number, sizes in enumerate(parsed.entries[0].buckets):
         inputs = random_inputs(parsed.entries[0], sizes, _FRESH_STREAM + number)
         with torch.no_grad():
             want = original(**inputs)
