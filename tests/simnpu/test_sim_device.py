@@ -6,12 +6,11 @@ import subprocess
 import sys
 import threading
 
+import build
 import run
 import simnpu
 import torch
 import torch_npu
-
-import build
 
 SITE = pathlib.Path(torch_npu.__file__).parents[1]
 
