@@ -14,8 +14,8 @@ from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from aotair_runtime.weights.golden import replay_golden
 
 from . import fusion
-from .errors import InternalError, ModelError, ProofError, RecipeError
-from .export.export import Exported, export
+from .errors import InternalError, ModelError, ProofError, RecipeError, SizesError
+from .export.export import Exported, export, export_at
 from .export.identity import unified
 from .export.variants import export_buckets
 from .fingerprint import origin_of
@@ -33,6 +33,7 @@ from .program import Built, build_program
 from .promise import promised, refuse_over_budget
 from .prove.prove import on_host, prove
 from .recipe.config import CompilerConfig
+from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
 from .recipe.job import Job, job_of
 from .recipe.read import of_model, parse_recipe, read_recipe
@@ -280,12 +281,20 @@ def _checked(model: torch.nn.Module, job: Job) -> Job:
         try:
             refuse_hidden_state(model, one)
         except ModelError:
-            export(model, one)  # where it fails too, it says better why
+            _export_for_its_reason(model, one)
             raise
     for one in job.entries:
         job = job.with_entry(with_least_sizes(model, one))
     beginning.refuse_dependence()
     return job
+
+
+def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
+    """Raises what an export says of a model whose calls fail or differ, with the line, where it says anything."""
+    try:
+        export(model, one)
+    except SizesError:
+        export_at(model, one, one.bucket_sizes()[0])
 
 
 def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Exported]:

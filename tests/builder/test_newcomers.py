@@ -9,7 +9,7 @@ from torch import nn
 
 import aotair
 from aotair.cli import main
-from aotair.errors import ModelError, ProofError, RecipeError
+from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
 from aotair_runtime.errors import ArgumentError, ClosedError, DeviceError, ShapeError
 
 ROWS = {"x": {"shape": ["n", 3], "dtype": "float32"}}
@@ -178,3 +178,13 @@ def test_files_that_cannot_be_written_are_one_line(path, tmp_path):
     ):
         result = CliRunner().invoke(main, args)
         assert result.exit_code == 1 and "error: " in result.output and "Traceback" not in result.output
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x.view(2, -1) + torch.randn(x.numel()).view(2, -1)
+
+
+def test_random_numbers_are_refused_with_the_line_though_sizes_are_refused_too(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"draws random numbers: aten\.randn.*test_newcomers\.py"):
+        aotair.build(model=Noisy(), inputs=ROWS, buckets={"n": [2, 4]}, out=tmp_path / "a.aotair")
