@@ -14,7 +14,7 @@ from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from aotair_runtime.weights.golden import replay_golden
 
 from . import fusion
-from .errors import InternalError, ModelError, ProofError, RecipeError, SizesError
+from .errors import ExportError, InternalError, ModelError, ProofError, RecipeError, SizesError, UnsupportedError
 from .export.export import Exported, export, export_at
 from .export.identity import unified
 from .export.variants import export_buckets
@@ -293,8 +293,13 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
     """Raises what an export says of a model whose calls fail or differ, with the line, where it says anything."""
     try:
         export(model, one)
-    except SizesError:
-        export_at(model, one, one.bucket_sizes()[0])
+    except SizesError as sizes:
+        try:
+            export_at(model, one, one.bucket_sizes()[0])
+        except UnsupportedError:
+            raise
+        except ExportError:
+            raise sizes from None
 
 
 def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Exported]:

@@ -159,7 +159,9 @@ def test_the_wheel_holds_the_examples(tmp_path: Path):
     (wheel,) = tmp_path.glob("aotair-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"aotair/recipes/minilm.yaml", "aotair/recipes/language.py", "aotair/__main__.py"} <= set(names)
-    assert "aotair_runtime/entry.py" in names and not [name for name in names if name.startswith(("tests", "recipes"))]
+    assert "aotair_runtime/call/entry.py" in names and not [
+        name for name in names if name.startswith(("tests", "recipes"))
+    ]
 
 
 def test_python_m_aotair_is_the_command(tmp_path: Path):

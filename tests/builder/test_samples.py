@@ -244,7 +244,7 @@ def test_a_dimension_is_padded_where_all_inputs_allow_it():
     mask = {"shape": ["n", "s"], "dtype": "bool", "mask": "right", "pad": 0}
     inputs = {"x": X | {"pad": {"n": 0}}, "mask": mask}
     given = job_of(parse_recipe({**recipe("pooled"), "inputs": inputs}))
-    assert given.entries[0].paddable("n") and not given.paddable("s")
+    assert given.entries[0].paddable("n") and not given.entries[0].paddable("s")
 
 
 # ---- what means nothing ----------------------------------------------------------------------------------------------

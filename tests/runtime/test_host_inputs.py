@@ -9,7 +9,8 @@ from cases import MODELS, RECIPES
 
 import aotair
 from aotair.model.load import load_model
-from aotair.recipe.recipe import parse_recipe
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, ShapeError
 from aotair_runtime.format.schema import HostArg
@@ -54,7 +55,7 @@ def test_a_bucket_that_reads_no_list_takes_the_call_s_lists_too(node, tmp_path):
         path = aotair.build(recipe | {"inputs": exact, "target": {"device": node.kind}}, tmp_path / "long.aotair")
     updated = [bucket.updated for bucket in read_program(path).entry_points[0].buckets]
     assert updated == ([0, 2] if node.kind == "npu" else [0, 0])
-    model, original = aotair.load(path), load_model(parse_recipe(recipe)).cpu()
+    model, original = aotair.load(path), load_model(job_of(parse_recipe(recipe))).cpu()
     for n, lists in ((2, ([1, 2], [3, 4])), (4, ([1, 2, 3, 4], [6, 5, 4, 3])), (2, ([5, 5], [6, 6]))):
         x, keys = inputs(node, n)
         close(model(x, keys, *lists), original(x.cpu(), keys.cpu(), *lists))
