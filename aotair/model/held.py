@@ -3,8 +3,9 @@
 import enum
 import inspect
 import itertools
+import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy
@@ -40,16 +41,20 @@ def held_values(model: torch.nn.Module) -> Iterator[HeldValue]:
 
 
 class Snapshot:
-    """What a model holds at one time, to be put back. Tensors are remembered, not their values."""
+    """What a model holds at one time, to be put back. Tensors are remembered, not their values. What lies in things of
+    the standard library, as a logger's, is the process's and stays as it is."""
 
     def __init__(self, model: torch.nn.Module):
-        self._kept = [(path, thing, _content(thing)) for item in _walk(model) for path, thing in _containers(item)]
+        kept = (pair for item in _walk(model, enters=_is_the_models) for pair in _containers(item))
+        self._kept = [(path, thing, _content(thing)) for path, thing in kept]
 
     def restore(self) -> None:
-        """Put everything back where it was; what was not there is there no more."""
+        """Put back what is no longer as it was; what was not there is there no more."""
         for _, thing, content in self._kept:
-            if isinstance(thing, numpy.ndarray):
-                thing[...] = content
+            if not any(True for _ in _differences(content, thing)):
+                continue
+            if isinstance(thing, (numpy.ndarray, bytearray)):
+                thing[:] = content
             else:
                 thing.clear()
                 (thing.update if isinstance(thing, (dict, set)) else thing.extend)(content)
@@ -63,7 +68,7 @@ class Snapshot:
 def _containers(item: HeldValue) -> Iterator[tuple[str, object]]:
     """What of a thing can be given other contents."""
     value = item.value
-    if isinstance(value, (dict, list, set, deque, numpy.ndarray)):
+    if isinstance(value, (dict, list, set, deque, numpy.ndarray, bytearray)):
         yield item.path, value
     elif not isinstance(value, (*PLAIN, torch.Tensor)) and type(getattr(value, "__dict__", None)) is dict:
         yield item.path, value.__dict__
@@ -72,7 +77,7 @@ def _containers(item: HeldValue) -> Iterator[tuple[str, object]]:
 
 
 def _content(thing: object) -> object:
-    if isinstance(thing, numpy.ndarray):
+    if isinstance(thing, (numpy.ndarray, bytearray)):
         return thing.copy()
     return dict(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
 
@@ -86,7 +91,7 @@ def _differences(before: object, thing: object) -> Iterator[str]:
     elif isinstance(before, list):
         if len(before) != len(now) or not all(map(_is_same, before, now)):
             yield ""
-    elif not numpy.array_equal(before, now):
+    elif not (numpy.array_equal(before, now) if isinstance(before, numpy.ndarray) else before == now):
         yield ""
 
 
@@ -94,8 +99,14 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other))
 
 
-def _walk(model: torch.nn.Module) -> Iterator[HeldValue]:
-    """Everything that `held` looks at, and what holds it."""
+def _is_the_models(value: object) -> bool:
+    """Whether a thing is no object of the standard library but a container."""
+    package = type(value).__module__.partition(".")[0]
+    return package in ("builtins", "collections", "types") or package not in sys.stdlib_module_names
+
+
+def _walk(model: torch.nn.Module, enters: Callable[[object], bool] = lambda value: True) -> Iterator[HeldValue]:
+    """Everything that `held_values` looks at, and what holds it, but for things that `enters` says no to."""
     known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     stack = [(HeldValue(name, module), 0) for name, module in model.named_modules()]
     turns = {id(item.value) for item, _ in stack}
@@ -108,6 +119,8 @@ def _walk(model: torch.nn.Module) -> Iterator[HeldValue]:
             yield item
             continue
         if id(value) in known or depth > _DEPTH or _is_code(value) or (depth and id(value) in turns):
+            continue
+        if not enters(value):
             continue
         known.add(id(value))
         yield item

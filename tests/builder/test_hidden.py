@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import logging
 from dataclasses import dataclass, field
 
 import numpy
@@ -11,6 +12,7 @@ from torch import nn
 
 import aotair
 from aotair.errors import ModelError, UnsupportedError
+from aotair.model.held import Snapshot
 from aotair_runtime.errors import AotairError
 
 X = {"x": {"shape": [2, 3], "dtype": "float32"}}
@@ -290,6 +292,41 @@ def test_tables_that_calls_make_and_enlarge_are_constants(way, tmp_path):
     for rows in (2, 4, 2):
         x = torch.randn(rows, 3)
         torch.testing.assert_close(model(x), original(x))
+
+
+_LOGGERS = []
+
+
+class Logs(nn.Module):
+    """Keeps a logger, and makes another one at its first call: the process's, and none of the model's values."""
+
+    def __init__(self):
+        super().__init__()
+        self.log, self.bytes = logging.getLogger("aotair.tests.kept"), bytearray(1)
+        self.table = {}
+
+    def forward(self, x):
+        _LOGGERS.append(logging.getLogger("aotair.tests.made"))
+        self.log.debug("called")
+        self.bytes[0] = 1
+        return x + self.table.setdefault("two", torch.full((3,), 2.0))
+
+
+def test_what_is_the_processs_is_not_put_back(tmp_path):
+    inputs = {"x": {"shape": ["n", 3], "dtype": "float32"}}
+    model = aotair.load(aotair.build(model=Logs(), inputs=inputs, buckets={"n": [2, 4]}, out=tmp_path / "a.aotair"))
+    assert torch.equal(model(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+    assert len(_LOGGERS) > 4 and len(set(_LOGGERS)) == 1, "the logger that the first call made was taken away"
+
+
+def test_a_snapshot_puts_back_what_has_changed():
+    model = Logs()
+    before = Snapshot(model)
+    model.bytes[0], model.more, model.table["x"] = 3, [1], 2
+    assert before.changed() == ["bytes", "more", "table.x"]
+    before.restore()
+    assert model.bytes == bytearray(1) and not hasattr(model, "more") and model.table == {}
+    assert before.changed() == []
 
 
 class HandsOn(nn.Module):
