@@ -4,11 +4,12 @@ import operator
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 
 from ..errors import GraphError
 from ..fusion.matcher import fwd_only
 from ..graph.fake import CannotEvaluate, fake_mode, fake_result, quiet_torch
+from ..graph.paste import as_function, paste
 from ..graph.user_line import source
 from ..graph.verify import is_legal_target
 
@@ -45,24 +46,15 @@ def _is_function(node: Node) -> bool:
 
 
 def _expand(node: Node, name: str) -> None:
-    graph, given = node.graph, list(dict.fromkeys(node.all_input_nodes))
-    body = _traced(node, given, name)
-    inside = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
-    with graph.inserting_before(node):
-        for inner in body.graph.nodes:
-            if inner.op != "call_function":
-                continue
-            made = inside[inner] = graph.node_copy(inner, inside.__getitem__)
-            made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-            made.meta["val"] = fake_result(fake_mode(graph), made.target, made.args, dict(made.kwargs))
-    results = map_arg(body.graph.output_node().args[0], inside.__getitem__)
+    body, given = _traced(node, name)
+    _, results = paste(body, node, given)
     if isinstance(results, (tuple, list)):
         _hand_out(node, results, name)
     elif isinstance(results, Node):
         node.replace_all_uses_with(results)
     elif results is not None or node.users:
         raise _refused(node, name, f"it returns {results!r}")
-    graph.erase_node(node)
+    node.graph.erase_node(node)
 
 
 def _hand_out(node: Node, results: Sequence[object], name: str) -> None:
@@ -73,13 +65,9 @@ def _hand_out(node: Node, results: Sequence[object], name: str) -> None:
         user.graph.erase_node(user)
 
 
-def _traced(node: Node, given: Sequence[Node], name: str) -> torch.fx.GraphModule:
-    function = _method(node.target) if node.op == "call_method" else node.target
-
-    def run(*values: object) -> object:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), dict(zip(given, values)).__getitem__)
-        return function(*args, **kwargs)
-
+def _traced(node: Node, name: str) -> tuple[torch.fx.GraphModule, list[Node]]:
+    """The ops that the call makes, and the nodes that their placeholders stand for."""
+    run, given = as_function(node, _method(node.target) if node.op == "call_method" else node.target)
     try:
         with quiet_torch():
             body = fwd_only(run, [one.meta["val"] for one in given], run_functional_passes=False)
@@ -89,7 +77,7 @@ def _traced(node: Node, given: Sequence[Node], name: str) -> torch.fx.GraphModul
     if body.graph.find_nodes(op="get_attr"):
         raise _refused(node, name, "it holds a tensor of its own")
     body.graph.eliminate_dead_code()
-    return body
+    return body, given
 
 
 def _method(name: str) -> Callable:

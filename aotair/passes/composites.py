@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node, map_arg
 
 from ..fusion.kept import kept_as
-from ..graph.fake import fake_mode, fake_result, quiet_torch, recompute
+from ..graph.fake import fake_mode, quiet_torch, recompute
+from ..graph.paste import as_function, paste
 from ..graph.streams import launches
 from ..ops.air import is_marker
 
@@ -74,36 +75,21 @@ def _is_border(node: Node) -> bool:
 
 
 def _taken_apart(node: Node, plain: bool) -> Group:
-    graph, mode = node.graph, fake_mode(node.graph)
     body, given = _body(node)
     if plain:
         _drop_what_changes_nothing(body.graph)
-    inside = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
-    calls = []
-    with graph.inserting_before(node):
-        for inner in body.graph.nodes:
-            if inner.op != "call_function":
-                continue
-            made = inside[inner] = graph.node_copy(inner, inside.__getitem__)
-            made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-            made.meta["val"] = fake_result(mode, made.target, made.args, dict(made.kwargs))
-            calls.append((made, made.target, made.args, made.kwargs))
-    result = inside[body.graph.output_node().args[0]]
+    made, result = paste(body, node, given)
+    calls = [(call, call.target, call.args, call.kwargs) for call in made]
     calls.sort(key=lambda call: call[0] is result)
     group = Group(node.target, node.args, node.kwargs, node.name, dict(node.meta), tuple(calls))
     node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    node.graph.erase_node(node)
     return group
 
 
 def _body(node: Node) -> tuple[torch.fx.GraphModule, list[Node]]:
     """The calls that torch's tracing makes of a composite, and the nodes that their placeholders stand for."""
-    given = list(dict.fromkeys(node.all_input_nodes))
-
-    def run(*values: object) -> object:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), dict(zip(given, values)).__getitem__)
-        return node.target(*args, **kwargs)
-
+    run, given = as_function(node, node.target)
     with fake_mode(node.graph), torch.no_grad(), quiet_torch(), enable_python_dispatcher():
         made = make_fx(dispatch_functionalize(run))(*(one.meta["val"] for one in given))
     made.graph.eliminate_dead_code()
