@@ -27,11 +27,11 @@ from aotair_runtime.format.schema import (
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import UnsupportedError
-from ..graph.streams import stream_of
+from ..graph.streams import RECORD, stream_of
 from ..graph.user_line import source
 from ..lower import slices
 from ..lower.lowerings import COPIES, FILLS
-from ..lower.select import Kernel, Way, is_record
+from ..lower.select import Kernel, Way
 from ..ops.host import SUFFIX, VendorOp
 from ..plan.lifetimes import Home, Lifetimes
 from ..plan.search.arena import Plan
@@ -130,7 +130,7 @@ class _Emitter:
     def _instructions(self, node: Node) -> Iterator[Instruction]:
         kernel = self._kernels[node]
         if kernel.way is Way.EVENT:
-            form = Form.RECORD if is_record(node) else Form.WAIT
+            form = Form.RECORD if kernel.op is RECORD else Form.WAIT
             yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
         elif kernel.way in (Way.COPY, Way.FILL):
             place = TensorArg(self._tensor(node))

@@ -38,6 +38,17 @@ def fake_result(mode: FakeTensorMode, target: Any, args: tuple[Argument, ...], k
         return target(*fake_args, **fake_kwargs)
 
 
+def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors that a call returns, with their positions."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return ((i, item) for i, item in enumerate(values) if isinstance(item, torch.Tensor))
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return int(value.untyped_storage()._cdata)
+
+
 def relay(graph: torch.fx.Graph) -> None:
     """`recompute` where results now have other strides: a view that these do not allow looks at a copy. Raises
     CannotEvaluate."""

@@ -12,7 +12,7 @@ import torch
 from torch.fx.node import Node
 
 from ..errors import UnsupportedError
-from ..graph.streams import RECORD
+from ..graph.fake import storage_of, tensors_of
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
@@ -54,22 +54,17 @@ class Kernel:
 def select(graph: torch.fx.Graph, target: Target) -> Mapping[Node, Kernel]:
     """The kernels of all nodes that run, in order; views do not run. Raises UnsupportedError where there is none."""
     found: dict[Node, Kernel] = {}
-    known = {_storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
+    known = {storage_of(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
         if "event" in node.meta:
             found[node] = Kernel(node.target, Way.EVENT)
         elif node.op == "call_function" and node.target is not operator.getitem:
-            storages = [_storage(value) for value in _tensors(node)]
+            storages = [storage_of(value) for _, value in tensors_of(node.meta["val"])]
             is_view = storages and all(storage in known for storage in storages)
             if not is_view or node.target._schema.is_mutable:
                 found[node] = _kernel(node, target)
             known.update(storages)
     return found
-
-
-def is_record(node: Node) -> bool:
-    """Whether an event's node records it, instead of waiting for it."""
-    return node.target is RECORD
 
 
 def _kernel(node: Node, target: Target) -> Kernel:
@@ -96,13 +91,3 @@ def _kernel(node: Node, target: Target) -> Kernel:
     if target.sliced_calls and slices.sliced_arguments(node) and len(slices.slice_bounds(node)) > 1:
         return Kernel(op, Way.SLICES)
     return Kernel(op, Way.FRESH)
-
-
-def _tensors(node: Node) -> list[torch.Tensor]:
-    value = node.meta["val"]
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [item for item in values if isinstance(item, torch.Tensor)]
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from aotair_runtime.artifact.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
+from ..graph.fake import storage_of, tensors_of
 from ..graph.user_line import source
 from ..target.out_variants import out_variant
 from ..target.target import Target
@@ -172,9 +173,7 @@ def _made(build: GraphBuilder, node: Node, args: tuple, kwargs: Mapping, where: 
 
 
 def _gives_tensors(node: Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(isinstance(item, torch.Tensor) for item in values) or _is_mutable(node)
+    return any(True for _ in tensors_of(node.meta.get("val"))) or _is_mutable(node)
 
 
 def _is_mutable(node: Node) -> bool:
@@ -182,9 +181,7 @@ def _is_mutable(node: Node) -> bool:
 
 
 def _owned(build: GraphBuilder, node: Node) -> Node:
-    storages = {_storage(p) for p in build.graph.nodes if p.op == "placeholder" and p.meta.get("constant")}
-    return build.call(torch.ops.aten.clone.default, node) if _storage(node) in storages else node
-
-
-def _storage(node: Node) -> int:
-    return node.meta["val"].untyped_storage()._cdata
+    storages = {
+        storage_of(p.meta["val"]) for p in build.graph.nodes if p.op == "placeholder" and p.meta.get("constant")
+    }
+    return build.call(torch.ops.aten.clone.default, node) if storage_of(node.meta["val"]) in storages else node

@@ -1,7 +1,7 @@
 """From a bucket's graph to intervals: which tensors need memory of the arena, how much, and from when to when."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import Space
 
+from ..graph.fake import storage_of, tensors_of
 from ..lower.select import Kernel
 from .concurrency import prolonged
 from .interval import Interval
@@ -70,12 +71,6 @@ def lifetimes(graph: torch.fx.Graph, spaces: Mapping[str, Space], kernels: Mappi
     return Lifetimes(analysis.homes, intervals, tuple(analysis.launches), analysis.copies)
 
 
-def tensors_of(value: object) -> Iterator[tuple[int, torch.Tensor]]:
-    """The tensors that a call returns, with their positions."""
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return ((i, item) for i, item in enumerate(values) if isinstance(item, torch.Tensor))
-
-
 class _Analysis:
     def __init__(self, kernels: Mapping[Node, Kernel]):
         self._kernels = kernels
@@ -93,7 +88,7 @@ class _Analysis:
         root = Root(space, position)
         if space == Space.INPUT:
             self.copies[position] = self._new_buffer(value, 0).index
-        self._roots[_storage(value)] = root
+        self._roots[storage_of(value)] = root
         self.homes[node, 0] = Home(root, 0)
 
     def call(self, node: Node) -> None:
@@ -106,9 +101,9 @@ class _Analysis:
         for position, value in results:
             if position not in wanted:
                 continue
-            root = self._roots.get(_storage(value))
+            root = self._roots.get(storage_of(value))
             if root is None:
-                root = self._roots[_storage(value)] = self._new_buffer(value, step)
+                root = self._roots[storage_of(value)] = self._new_buffer(value, step)
             self.homes[node, position] = Home(root, value.storage_offset() * value.element_size())
 
     def outputs(self, node: Node) -> None:
@@ -117,7 +112,7 @@ class _Analysis:
     def _use(self, nodes: list[Node], step: int) -> None:
         for node in nodes:
             for _, value in tensors_of(node.meta["val"]):
-                root = self._roots.get(_storage(value))
+                root = self._roots.get(storage_of(value))
                 if root is not None and root.space in (Space.ARENA, Space.INPUT):
                     buffer = root.index if root.space == Space.ARENA else self.copies[root.index]
                     self.last[buffer] = step
@@ -136,7 +131,3 @@ class _Analysis:
         if single or (node in self._kernels and self._kernels[node].writes_all):
             return set(range(count))
         return {user.args[1] for user in node.users if user.target is operator.getitem}
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
