@@ -10,7 +10,7 @@ import torch
 
 from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.errors import AotairError
-from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
+from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
 from aotair_runtime.weights.golden import replay_golden
 
 from . import fusion
@@ -32,7 +32,7 @@ from .passes.observer import Observer
 from .program import Built, build_program
 from .promise import promised, refuse_over_budget
 from .prove.prove import on_host, prove
-from .recipe.config import CompilerConfig
+from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
 from .recipe.job import Job, job_of
@@ -73,11 +73,8 @@ def build(
     asked = _asked(recipe, model, parts)
     if config is not None and not isinstance(config, CompilerConfig):
         raise RecipeError("build: config= is none", expected="a CompilerConfig", got=type(config).__name__)
-    given = {
-        "post_grad_custom_pre_pass": post_grad_custom_pre_pass,
-        "post_grad_custom_post_pass": post_grad_custom_post_pass,
-    }
-    if passes := {option: function for option, function in given.items() if function is not None}:
+    given = zip(CUSTOM_PASSES, (post_grad_custom_pre_pass, post_grad_custom_post_pass), strict=True)
+    if passes := {option: function for option, function in given if function is not None}:
         config = (asked.recipe.config if config is None else config).model_copy(update=passes)
     asked = replace(asked, config=config)
     return Path(_build(lambda: asked, out, listener or Listener(), Bisection(), like).artifact)
@@ -115,16 +112,22 @@ def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None
 
 
 def _build(
-    ask: "Callable[[], _Asked]", out: str | Path | None, listener: Listener, bisection: Bisection, like: object
+    ask: "Callable[[], _Asked]",
+    out: str | Path | None,
+    listener: Listener,
+    bisection: Bisection,
+    like: str | Path | None,
 ) -> Summary:
-    clock = _Clock(listener)
-    with _begun(ask, clock, bisection, out, write=True) as line:
+    with _begun(ask, _Clock(listener), bisection, out, write=True) as line:
+        nodes = _nodes(line.exported)
+        origin = origin_of(line.exported, line.job, bisection)  # of the graphs before any pass
         if like is None:
             line.optimise()
             built = line.planned()
+            built = replace(built, program=replace(built.program, origin=origin))
         else:
-            built = line.taken_from(Path(like))
-        return line.written(built)
+            built = line.taken_from(Path(like), origin)
+        return line.written(built, nodes)
 
 
 # ---- what is asked for -----------------------------------------------------------------------------------------------
@@ -174,8 +177,7 @@ def _begun(
     written to `_Line.folder` becomes the artifact at its end."""
     with clock.stage("recipe"):
         asked = ask()
-    name = asked.recipe.name
-    target = Path(out) if out is not None else Path(f"{name}.aotair")
+    target = Path(out) if out is not None else Path(f"{asked.recipe.name}.aotair")
     with contextlib.ExitStack() as stack:
         stack.enter_context(importing_from(asked.recipe.folder))
         folder = stack.enter_context(written_aside(target)) if write else None
@@ -204,10 +206,6 @@ class _Line:
     target: Path
     folder: Path | None
 
-    def __post_init__(self) -> None:
-        self.nodes_before = _nodes(self.exported)
-        self.origin = origin_of(self.exported, self.job, self.bisection)
-
     def optimise(self) -> None:
         """All passes, over each graph in place."""
         with self.clock.stage("passes"):
@@ -220,38 +218,37 @@ class _Line:
     def planned(self) -> Built:
         """Each bucket specialised, planned and emitted."""
         with self.clock.stage("buckets"):
-            built = build_program(
+            return build_program(
                 self.exported, self.job, self.clock.listener.bucket, self.observer, self.bisection.stop_after
             )
-            return replace(built, program=replace(built.program, origin=self.origin))
 
-    def taken_from(self, path: Path) -> Built:
-        """Instead: another artifact's program, with this model's weights."""
+    def taken_from(self, path: Path, origin: Origin) -> Built:
+        """Instead: another artifact's program, if it is of this origin, with this model's weights."""
         with self.clock.stage("like"):
-            return built_like(path, self.exported, self.job, self.origin)
+            return built_like(path, self.exported, self.job, origin)
 
     def explained(self) -> Explained:
         """What passes and rules did, and left alone."""
         rules = (*self.job.rules, *fusion.registered(), *fusion.RULES)
         return Explained(tuple(self.observer.records), rules)
 
-    def written(self, built: Built) -> Summary:
+    def written(self, built: Built, nodes_before: int) -> Summary:
         """Proved, packed, and checked as a node would."""
         refuse_over_budget(built.program, self.job.needs, self.job.where)
-        misses = self.explained().counts()
+        counts = self.explained().counts()
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, self.folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            program = pack(proved, page(proved.program, misses, built.pictures), self.folder)
+            program = pack(proved, page(proved.program, counts, built.pictures), self.folder)
         with self.clock.stage("check"):
             _check_written(self.folder, self.job.where)
-        return self._summary(program, misses)
+        return self._summary(program, counts, nodes_before)
 
-    def _summary(self, program: Program, misses: dict[str, tuple[int, int]]) -> Summary:
+    def _summary(self, program: Program, counts: dict[str, tuple[int, int]], nodes_before: int) -> Summary:
         proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
         return Summary(
             artifact=str(self.target),
-            nodes_before=self.nodes_before,
+            nodes_before=nodes_before,
             nodes_after=_nodes(self.exported),
             buckets=len(proofs),
             arena=program.arena,
@@ -262,7 +259,7 @@ class _Line:
             seconds=self.clock.seconds,
             rewrites=self.observer.rewrites(),
             quantised=None if self.quantised is None else asdict(self.quantised),
-            misses={name: left for name, (_, left) in misses.items() if left},
+            misses={name: left for name, (_, left) in counts.items() if left},
             graphs=[one.why for one in self.exported if one.why],
             memory=promised(program).peak,
             budget=self.job.needs.memory_budget,

@@ -16,10 +16,9 @@ from aotair_runtime.format.schema import Origin
 from . import fusion
 from .export.export import Exported
 from .graph.show import show
-from .recipe.config import CompilerConfig
+from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.job import Job
 
-_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 # What may differ between two checkpoints of one architecture, or is for people.
 _FREE = (
     "name", "model.weights", "verify.seed", "config.mode", "config.aclgraph_config", "config.debug.graph_dump",
@@ -67,7 +66,7 @@ def _graph(exported: Exported) -> Iterator[str]:
 
 def _sources(config: CompilerConfig, rules: Sequence[fusion.Rule]) -> Iterator[str]:
     """The user's own code that changes the graph: the files of passes, and the files and patterns of rules."""
-    for option in _PASSES:
+    for option in CUSTOM_PASSES:
         function = getattr(config, option)
         yield f"{option} {'' if function is None else _file_of(function)}"
     for rule in (*rules, *fusion.registered()):

@@ -160,6 +160,10 @@ def _mode(value: object) -> object:
     return value
 
 
+# The options that take a pass of the user's.
+CUSTOM_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+
+
 class CompilerConfig(_Options):
     mode: Annotated[Literal["reduce-overhead", "npugraph_ex"], BeforeValidator(_mode)] = Field(
         "reduce-overhead", description="both mean captured graphs, the only mode that there is"

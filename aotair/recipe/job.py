@@ -14,7 +14,7 @@ from .. import fusion
 from ..errors import ModelError
 from ..ops.naming import host_as_npu
 from ..target.target import Target
-from .config import CompilerConfig
+from .config import CUSTOM_PASSES, CompilerConfig
 from .entry import EntryJob, entry_jobs
 from .imports import import_callable
 from .recipe import ModelPart, QuantizePart, Recipe, TargetPart
@@ -74,19 +74,17 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         tolerance=entries[0].tolerance,
         entries=entries,
         written=recipe.model_copy(update={} if config is None else {"config": config}).model_dump(
-            mode="json", exclude=_RUN
+            mode="json", exclude=_NO_DATA
         ),
     )
 
 
-# Passes may be functions, which are no plain data.
-_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
-_RUN = {"config": dict.fromkeys(_PASSES, True)}
+_NO_DATA = {"config": dict.fromkeys(CUSTOM_PASSES, True)}  # passes may be functions
 
 
 def _with_functions(config: CompilerConfig, recipe: Recipe) -> CompilerConfig:
     found = {}
-    for option in _PASSES:
+    for option in CUSTOM_PASSES:
         value = getattr(config, option)
         if isinstance(value, str):
             found[option] = import_callable(value, recipe.folder, recipe.where, f"config.{option}")
