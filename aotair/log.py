@@ -15,7 +15,7 @@ class _Unheard(logging.Handler):
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except Exception:
+        except Exception:  # as every handler of `logging`: a line that cannot be written ends nothing
             self.handleError(record)
 
     def _is_heard(self) -> bool:

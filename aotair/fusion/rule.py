@@ -108,7 +108,7 @@ class Registered(Variant):
         return entry, looks, fwd_only(self.replace_fn, given)
 
     @property
-    def pattern(self) -> PatternExpr:  # type: ignore[override]
+    def pattern(self) -> PatternExpr:  # type: ignore[override]  # a field in the base class
         return self.entry.pattern
 
     def plan(self, match: Match) -> Replacement | str:

@@ -66,7 +66,7 @@ def _names(code: types.CodeType) -> Iterable[str]:
 
 def _is_filled(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018
+        cell.cell_contents  # noqa: B018 (an empty cell raises)
     except ValueError:
         return False
     return True

@@ -1,6 +1,7 @@
 """What a newcomer's own model and first calls meet: defaults, sizes kept in dicts, lazy modules, wrong options."""
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_what_a_model_cannot_do_is_said(path):
     with pytest.raises(ArgumentError, match="load_weights takes a path"):
         model.load_weights({})
     with pytest.raises(TypeError, match="load the artifact again instead"):
-        __import__("pickle").dumps(model)
+        pickle.dumps(model)
     model.close()
     for use in (lambda: model.state, model.reset_state, lambda: model(torch.zeros(3))):
         with pytest.raises(ClosedError):

@@ -119,8 +119,8 @@ class Entry:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
-        # What is no tensor is refused by `flat`.
-        return self._pack(self.flat(args if plain else self._arguments(args, kwargs)))  # type: ignore[arg-type]
+        values = args if plain else self._arguments(args, kwargs)
+        return self._pack(self.flat(values))  # type: ignore[arg-type]  # `flat` refuses what is no tensor
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         """One call with the inputs in the signature's order; gives the outputs as a flat list.
@@ -244,7 +244,7 @@ class Entry:
     ) -> list[torch.Tensor]:
         """Copy in, replay, hand out; `apart` says that no input lies where the replay writes."""
         pool = plan.pool
-        pool.enter()
+        pool.enter()  # these two are `pool.overwrite`, without its call
         pool.replays += 1
         guard = _InferenceMode(True)
         try:
