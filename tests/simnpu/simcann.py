@@ -19,6 +19,7 @@ cann.sim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
 cann.sim_defers.argtypes = [ctypes.c_void_p]
 cann.sim_take_released.argtypes, cann.sim_take_released.restype = [ctypes.POINTER(ctypes.c_uint64), _SIZE], _SIZE
 cann.sim_set_runner.argtypes = [RUNNER]
+cann.sim_set_interpreter.argtypes = [ctypes.c_void_p] * 3
 cann.sim_set_null.argtypes = [ctypes.c_int]
 cann.sim_set_schedule.argtypes = [ctypes.c_uint64]
 cann.sim_set_memory.argtypes = [_SIZE]

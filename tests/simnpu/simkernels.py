@@ -34,6 +34,8 @@ def _run(number: int) -> int:
 
 
 cann.sim_set_runner(_run)
+_LOCK_OF_PYTHON = ("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread")
+cann.sim_set_interpreter(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in _LOCK_OF_PYTHON))
 
 
 def stream() -> int:

@@ -5,9 +5,11 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import build
 import run
+import simkernels
 import simnpu
 import torch
 import torch_npu
@@ -62,6 +64,29 @@ def test_replays_from_several_threads(capture):
         thread.join()
     torch.npu.synchronize()
     assert all(x.cpu().eq(100).all() for x in inputs)
+
+
+def test_waiting_for_the_kernel_of_another_thread_lets_it_run():
+    """empty_cache() synchronises with Python's lock held, which the kernel needs to come to its end."""
+    inside, ended = threading.Event(), threading.Event()
+
+    def kernel():
+        inside.set()
+        time.sleep(0.05)
+        ended.set()
+
+    def work():
+        with torch.npu.stream(torch.npu.Stream()):
+            simkernels.launch(kernel)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(10)
+    x = torch.ones(4, device="npu")  # what waits behind the other thread's kernel
+    torch.npu.empty_cache()
+    assert ended.is_set()
+    thread.join()
+    assert x.cpu().tolist() == [1] * 4
 
 
 def test_another_soc_in_a_process_of_its_own():

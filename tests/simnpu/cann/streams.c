@@ -72,11 +72,30 @@ aclError issue(stream_t *stream, task_t task) {
   return OK;
 }
 
+/* Kernels are Python: one that another thread runs needs the interpreter's lock, and some functions of torch_npu
+ * (empty_cache) come here holding it, since a device needs no lock of its host's to get on. */
+static struct { int (*is_held)(void); void *(*release)(void); void (*take)(void *thread); } interpreter;
+void sim_set_interpreter(int (*is_held)(void), void *(*release)(void), void (*take)(void *thread)) {
+  LOCKED;
+  interpreter.is_held = is_held, interpreter.release = release, interpreter.take = take;
+}
+
+/* Another thread executes: wait until it has nothing left to run. */
+static void wait_until_idle(void) {
+  void *thread = interpreter.is_held && interpreter.is_held() ? interpreter.release() : NULL;
+  pthread_cond_wait(&idle, global_lock());
+  if (!thread) return;
+  unlock_sim(); /* who holds the interpreter's lock may be waiting for this one */
+  interpreter.take(thread);
+  lock_sim();
+}
+
+static bool others_execute(void) { return executing && !pthread_equal(executor, pthread_self()); }
+
 static aclError settle(stream_t *stream, aclError timeout) {
   if (stream->capture) { invalidate(stream->capture); return ERROR_STREAM_CAPTURED; }
   pump();
-  while (stream_pending(stream) && executing && !pthread_equal(executor, pthread_self()))
-    pthread_cond_wait(&idle, global_lock());
+  while (stream_pending(stream) && others_execute()) wait_until_idle();
   aclError error = stream_pending(stream) ? timeout : stream->error;
   stream->error = OK;
   return error;
@@ -258,8 +277,7 @@ aclError aclrtSynchronizeEvent(handle e) {
   LOCKED;
   if (((event_t *)e)->capture) return ERROR_EVENT_CAPTURED;
   pump();
-  while (event_pending(e) && executing && !pthread_equal(executor, pthread_self()))
-    pthread_cond_wait(&idle, global_lock());
+  while (event_pending(e) && others_execute()) wait_until_idle();
   return event_pending(e) ? ERROR_EVENT_TIMEOUT : OK;
 }
 aclError aclrtEventElapsedTime(float *ms, handle a, handle b) { *ms = 0; return OK; }
