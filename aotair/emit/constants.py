@@ -16,7 +16,7 @@ class DistinctTensors:
 
     def __init__(self, names: Names | None = None, share: bool = True):
         self._model, self._share = names or Names(), share
-        self._stored: dict[tuple, str] = {}
+        self._stored: dict[tuple[object, ...], str] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._groups: dict[str, dict[tuple[str, ...], None]] = {}
 
@@ -42,4 +42,4 @@ class DistinctTensors:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).digest()
+    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest()

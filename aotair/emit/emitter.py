@@ -1,9 +1,12 @@
 """From a planned bucket to plain data: tensors and instructions, with what buckets have in common stored once."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch.fx.node import Node
 
 from aotair_runtime.format.schema import (
@@ -26,34 +29,39 @@ from aotair_runtime.format.schema import (
 )
 from aotair_runtime.format.torch_names import dtype
 
-from ..errors import UnsupportedError
+from ..errors import InternalError, UnsupportedError
+from ..graph.operand import op_of, results_of
 from ..graph.streams import RECORD, stream_of
 from ..graph.user_line import source
 from ..lower import slices
 from ..lower.lowerings import COPIES, FILLS
 from ..lower.select import Kernel, Way
-from ..ops.host import SUFFIX, VendorOp
+from ..ops.host import SUFFIX
 from ..plan.lifetimes import Home, Lifetimes
 from ..plan.search.arena import Plan
 
-_aten = torch.ops.aten
+Args = tuple[Arg, ...]
+Kwargs = Mapping[str, Arg]
 
 
-class Table:
+_Value = TypeVar("_Value")
+
+
+class Table(Generic[_Value]):
     """Values by number, each stored once."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._values: list = []
+        self._values: list[_Value] = []
 
-    def number(self, value: object) -> int:
+    def number(self, value: _Value) -> int:
         # By text: 1, 1.0 and True are equal in Python and different arguments of an op.
         number = self._numbers.setdefault(repr(value), len(self._values))
         if number == len(self._values):
             self._values.append(value)
         return number
 
-    def values(self) -> list:
+    def values(self) -> list[_Value]:
         return self._values
 
 
@@ -61,11 +69,11 @@ class Table:
 class Tables:
     """What all buckets and entry points of a program share. `constants` and `states` hold the model's names."""
 
-    ops: Table = field(default_factory=Table)
-    layouts: Table = field(default_factory=Table)
-    instructions: Table = field(default_factory=Table)
-    constants: Table = field(default_factory=Table)
-    states: Table = field(default_factory=Table)
+    ops: Table[Op] = field(default_factory=Table)
+    layouts: Table[Layout] = field(default_factory=Table)
+    instructions: Table[Instruction] = field(default_factory=Table)
+    constants: Table[str] = field(default_factory=Table)
+    states: Table[str] = field(default_factory=Table)
 
 
 def emit(
@@ -88,24 +96,35 @@ def emit(
 
 
 class _Emitter:
-    def __init__(self, graph, lives: Lifetimes, plan: Plan, tables: Tables, names, inputs, kernels, hosts):
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        lives: Lifetimes,
+        plan: Plan,
+        tables: Tables,
+        names: Mapping[str, str],
+        inputs: Sequence[str],
+        kernels: Mapping[Node, Kernel],
+        hosts: Sequence[str],
+    ):
         self._kernels, self._hosts, self._updated = kernels, hosts, 0
         self._graph, self._lives, self._plan, self._tables = graph, lives, plan, tables
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._names, self._inputs = names, list(inputs)
-        self._tensors = Table()
+        self._tensors: Table[Placement] = Table()
         self._fresh: dict[tuple[int, int], tuple[int, int]] = {}  # by op and stream: bytes and calls
 
     def bucket(self, sizes: tuple[int, ...]) -> Bucket:
         by_name = {node.name: node for node in self._placeholders}
         inputs = tuple(self._tensor(by_name[name]) for name in self._inputs)
-        code, events = [], 0
+        code: list[int] = []
+        events = 0
         for node in self._lives.launches:
             code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
             events = max(events, node.meta.get("event", -1) + 1)
         streams = self._graph.output_node().meta.get("streams", 1)
         priorities = self._graph.output_node().meta.get("priorities", ())
-        outputs = tuple(self._tensor(node) for node in self._graph.output_node().args[0])
+        outputs = tuple(self._tensor(node) for node in results_of(self._graph))
         return Bucket(
             sizes,
             tuple(self._tensors.values()),
@@ -134,10 +153,10 @@ class _Emitter:
             yield Instruction(-1, int(form), (node.meta["event"],), (), (), node.name, stream_of(node))
         elif kernel.way in (Way.COPY, Way.FILL):
             place = TensorArg(self._tensor(node))
-            value = self._arg(node.args[COPIES[node.target]]) if kernel.way is Way.COPY else _fill_value(node)
+            value = self._arg(node.args[COPIES[op_of(node)]]) if kernel.way is Way.COPY else _fill_value(node)
             yield self._make(kernel.op, Form.EFFECT, (place, value), {}, (), node)
         elif kernel.way is Way.LISTS:
-            yield self._with_lists(node, kernel.op)
+            yield self._with_lists(node, kernel)
         elif kernel.way is not Way.NOTHING:
             yield from self._calls(node, kernel)
 
@@ -160,18 +179,18 @@ class _Emitter:
         else:
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
-    def _with_lists(self, node: Node, found: VendorOp) -> Instruction:
+    def _with_lists(self, node: Node, kernel: Kernel) -> Instruction:
         """A call whose lengths are host arguments."""
+        assert kernel.workspace is not None
         kwargs: dict[str, Arg] = {}
         for name, value in node.kwargs.items():
             if name.endswith(SUFFIX) and isinstance(value, Node):
                 kwargs[name.removesuffix(SUFFIX)] = self._host_arg(node, value)
             elif not name.endswith(SUFFIX):
                 kwargs[name] = self._arg(value)
-        measure = self._tables.ops.number(Op(found.workspace.name(), str(found.workspace._schema)))
-        kwargs["workspace"] = WorkspaceArg(measure)
+        kwargs["workspace"] = WorkspaceArg(self._op(kernel.workspace))
         self._updated += 1
-        return self._make(found.out, Form.OUT, tuple(map(self._arg, node.args)), kwargs, self._results(node), node)
+        return self._make(kernel.op, Form.OUT, tuple(map(self._arg, node.args)), kwargs, self._results(node), node)
 
     def _host_arg(self, node: Node, value: Node) -> HostArg:
         if value.op != "placeholder" or value.name not in self._hosts:
@@ -181,21 +200,28 @@ class _Emitter:
             )  # fmt: skip
         return HostArg(self._inputs.index(value.name))
 
-    def _copied(self, op, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node, nbytes: int) -> Instruction:
+    def _copied(
+        self, op: OpOverload, args: Args, kwargs: Kwargs, outs: tuple[int, ...], node: Node, nbytes: int
+    ) -> Instruction:
         """A call whose fresh results, of `nbytes` in all, are copied to their places."""
         made = self._make(op, Form.COPY, args, kwargs, outs, node)
         most, calls = self._fresh.get((made.op, made.stream), (0, 0))
         self._fresh[made.op, made.stream] = (max(most, nbytes), calls + 1)
         return made
 
-    def _sliced(self, node: Node, sliced: Sequence[str], args: tuple, kwargs: Mapping) -> Iterator[Instruction]:
-        names = [argument.name for argument in node.target._schema.arguments]
+    def _sliced(self, node: Node, sliced: Sequence[str], args: Args, kwargs: Kwargs) -> Iterator[Instruction]:
+        op = op_of(node)
+        names = [argument.name for argument in op._schema.arguments]
         for start, stop in slices.slice_bounds(node):
-            cut = lambda name, arg: self._rows(arg.index, start, stop) if name in sliced else arg  # noqa: B023, E731
+            cut = functools.partial(self._cut, sliced, start, stop)
             outs = tuple(self._rows(number, start, stop).index for number in self._results(node))
-            cut_args, cut_kwargs = tuple(map(cut, names, args)), {n: cut(n, a) for n, a in kwargs.items()}
+            cut_args, cut_kwargs = tuple(map(cut, names, args)), {name: cut(name, arg) for name, arg in kwargs.items()}
             nbytes = _nbytes(node) // node.meta["val"].shape[0] * (stop - start)
-            yield self._copied(node.target, cut_args, cut_kwargs, outs, node, nbytes)
+            yield self._copied(op, cut_args, cut_kwargs, outs, node, nbytes)
+
+    def _cut(self, sliced: Sequence[str], start: int, stop: int, name: str, arg: Arg) -> Arg:
+        """An argument's rows, where it is one of those to slice."""
+        return self._rows(arg.index, start, stop) if name in sliced and isinstance(arg, TensorArg) else arg
 
     def _rows(self, number: int, start: int, stop: int) -> TensorArg:
         """A tensor's rows from `start` to `stop`, as a tensor of its own in the same memory."""
@@ -211,9 +237,13 @@ class _Emitter:
         count = len(value) if isinstance(value, (tuple, list)) else 1
         return tuple(self._result(node, position) for position in range(count))
 
-    def _make(self, op, form: Form, args: tuple, kwargs: Mapping, outs: tuple[int, ...], node: Node) -> Instruction:
-        number = self._tables.ops.number(Op(op.name(), str(op._schema)))
-        return Instruction(number, int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
+    def _make(
+        self, op: OpOverload, form: Form, args: Args, kwargs: Kwargs, outs: tuple[int, ...], node: Node
+    ) -> Instruction:
+        return Instruction(self._op(op), int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
+
+    def _op(self, op: OpOverload) -> int:
+        return self._tables.ops.number(Op(op.name(), str(op._schema)))
 
     def _arg(self, arg: object) -> Arg:
         if isinstance(arg, Node):
@@ -243,7 +273,10 @@ class _Emitter:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"{node.name} is used as a tensor but is a {type(value).__name__}{source(node)}")
-        return self._number(self._lives.home(node), value)
+        home = self._lives.home(node)
+        if home is None:
+            raise InternalError(f"{node.name} is read, and has no memory{source(node)}")
+        return self._number(home, value)
 
     def _number(self, home: Home, value: torch.Tensor) -> int:
         layout = Layout(str(value.dtype).removeprefix("torch."), tuple(value.shape), tuple(value.stride()))
@@ -271,9 +304,12 @@ def _nbytes(node: Node, fresh: Sequence[bool] | None = None) -> int:
 
 
 def _fill_value(node: Node) -> Arg:
-    value = FILLS[node.target]
+    op = op_of(node)
+    value = FILLS[op]
     if not isinstance(value, str):
         return value
-    names = [argument.name for argument in node.target._schema.arguments]
-    position = names.index(value)
-    return node.args[position] if position < len(node.args) else node.kwargs[value]
+    position = [argument.name for argument in op._schema.arguments].index(value)
+    given = node.args[position] if position < len(node.args) else node.kwargs[value]
+    if not isinstance(given, (bool, int, float)):
+        raise UnsupportedError(f"{op} fills with a {type(given).__name__}, which cannot be stored{source(node)}")
+    return given

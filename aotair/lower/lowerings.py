@@ -5,22 +5,24 @@ where it does not apply. None changes a number: each makes the calls that the co
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
+from torch._ops import OpOverload
 from torch.fx.node import Node
 
 from .graph_builder import GraphBuilder
 
 _aten = torch.ops.aten
 # Ops that only copy an argument, perhaps to another dtype or shape: written as a copy into planned memory. Which one.
-COPIES = {
+COPIES: Mapping[OpOverload, int] = {
     _aten.clone.default: 0,
     _aten._to_copy.default: 0,
     _aten.lift_fresh_copy.default: 0,
     _aten.copy.default: 1,
 }
 # Factories of one value: written as a fill of planned memory. The value, or the name of the argument that has it.
-FILLS = {
+FILLS: Mapping[OpOverload, str | int | float] = {
     _aten.full.default: "fill_value",
     _aten.full_like.default: "fill_value",
     _aten.new_full.default: "fill_value",

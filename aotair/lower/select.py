@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch._ops import OpOverload
 from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
+from ..graph.operand import op_of
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
@@ -40,10 +42,11 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The overload to call (for LISTS: what stands for it), and how."""
+    """The overload to call, and how; for LISTS, also the op that makes the call's workspace."""
 
-    op: object
+    op: OpOverload
     way: Way
+    workspace: OpOverload | None = None
 
     @property
     def writes_all(self) -> bool:
@@ -57,18 +60,18 @@ def select(graph: torch.fx.Graph, target: Target) -> Mapping[Node, Kernel]:
     known = {storage_of(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
         if "event" in node.meta:
-            found[node] = Kernel(node.target, Way.EVENT)
+            found[node] = Kernel(op_of(node), Way.EVENT)
         elif node.op == "call_function" and node.target is not operator.getitem:
             storages = [storage_of(value) for _, value in tensors_of(node.meta["val"])]
             is_view = storages and all(storage in known for storage in storages)
-            if not is_view or node.target._schema.is_mutable:
+            if not is_view or op_of(node)._schema.is_mutable:
                 found[node] = _kernel(node, target)
             known.update(storages)
     return found
 
 
 def _kernel(node: Node, target: Target) -> Kernel:
-    op = node.target
+    op = op_of(node)
     if op in UNINITIALISED:
         return Kernel(op, Way.NOTHING)
     if op in COPIES:
@@ -76,7 +79,7 @@ def _kernel(node: Node, target: Target) -> Kernel:
     if op in FILLS:
         return Kernel(_aten.fill_.Scalar, Way.FILL)
     if target.kind == "npu" and (stand_in := vendor(op)) is not None:
-        return Kernel(stand_in, Way.LISTS)
+        return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch.fx.node import Node
 
-from ..graph.order import Order
+from ..graph.order import Clock, Order
 from ..graph.streams import RECORD, WAIT, several_streams, stream_of
 
 
@@ -25,19 +25,23 @@ def prolonged(launches: Sequence[Node], accesses: Sequence[Sequence[int]], last:
         kept = end
         for numbers, clocks in before.values():
             # Clocks of one stream only grow: find its first step that comes after all uses.
-            first = bisect_right(clocks, False, key=lambda clock, own=own: order.covers(clock, own))
+            first = _first_covering(order, clocks, own)
             if first:
                 kept = max(kept, numbers[first - 1] + 1)
         result.append(max(kept, end))
     return result
 
 
-def _clocks(launches: Sequence[Node]):
+def _first_covering(order: Order, clocks: Sequence[Clock], steps: Sequence[int]) -> int:
+    return bisect_right(clocks, False, key=lambda clock: order.covers(clock, steps))
+
+
+def _clocks(launches: Sequence[Node]) -> tuple[Order, dict[int, tuple[list[int], list[Clock]]]]:
     """The order of the steps, and by stream: the numbers of its steps, and what is done before each."""
     streams = 1 + max(map(stream_of, launches))
     order = Order(streams)
-    recorded: dict[str, tuple[int, ...]] = {}
-    before: dict[int, tuple[list[int], list[tuple[int, ...]]]] = {stream: ([], []) for stream in range(streams)}
+    recorded: dict[object, Clock] = {}
+    before: dict[int, tuple[list[int], list[Clock]]] = {stream: ([], []) for stream in range(streams)}
     for number, node in enumerate(launches):
         stream = stream_of(node)
         if node.target is WAIT:

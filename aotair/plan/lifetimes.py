@@ -10,6 +10,7 @@ from torch.fx.node import Node
 from aotair_runtime.format.schema import Space
 
 from ..graph.fake import storage_of, tensors_of
+from ..graph.operand import index_of, operand
 from ..lower.select import Kernel
 from .concurrency import prolonged
 from .interval import Interval
@@ -47,7 +48,7 @@ class Lifetimes:
     def home(self, node: Node, output: int = 0) -> Home | None:
         """The home of a tensor, or None for a result that nobody wants."""
         if node.target is operator.getitem:
-            return self.home(node.args[0], node.args[1])
+            return self.home(operand(node), index_of(node))
         return self.homes.get((node, output))
 
 
@@ -104,7 +105,7 @@ class _Analysis:
             root = self._roots.get(storage_of(value))
             if root is None:
                 root = self._roots[storage_of(value)] = self._new_buffer(value, step)
-            self.homes[node, position] = Home(root, value.storage_offset() * value.element_size())
+            self.homes[node, position] = Home(root, int(value.storage_offset()) * value.element_size())
 
     def outputs(self, node: Node) -> None:
         self._use(node.all_input_nodes, len(self.launches) + 1)
@@ -130,4 +131,4 @@ class _Analysis:
         single = count < 2 or not isinstance(node.meta["val"], (tuple, list))
         if single or (node in self._kernels and self._kernels[node].writes_all):
             return set(range(count))
-        return {user.args[1] for user in node.users if user.target is operator.getitem}
+        return {index_of(user) for user in node.users if user.target is operator.getitem}

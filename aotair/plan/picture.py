@@ -10,6 +10,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import Space
 
+from ..graph.operand import results_of
 from ..graph.user_line import source
 from .lifetimes import Home, Lifetimes
 from .search.arena import Plan
@@ -65,8 +66,9 @@ def picture(graph: torch.fx.Graph, lives: Lifetimes, plan: Plan, alignment: int)
         if (interval := _interval(home, lives.copies)) is not None:
             residents.setdefault(interval, []).append(tensor)
     kinds: dict[int, Kind] = {}
-    for node in graph.output_node().args[0]:
-        if (interval := _interval(lives.home(node), lives.copies)) is not None:
+    for node in results_of(graph):
+        home = lives.home(node)
+        if home is not None and (interval := _interval(home, lives.copies)) is not None:
             kinds[interval] = "output"
     kinds |= dict.fromkeys(lives.copies.values(), "input")
     strips = [

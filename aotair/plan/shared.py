@@ -34,19 +34,13 @@ def _places(
     buckets: Sequence[Interface], groups: Sequence[Sequence[int | None]], start: int, alignment: int
 ) -> dict[int, tuple[int, int]]:
     """The offset and room of each member of the group, by its position."""
-    rooms = {
-        position: max(_rounded(bucket.intervals[group[position]].size, alignment) for bucket, group in pairs)
-        for position in range(len(groups[0]))
-        if (pairs := [(b, group) for b, group in zip(buckets, groups) if group[position] is not None])
-    }
-    lives = {
-        position: max(
-            bucket.intervals[group[position]].last - bucket.intervals[group[position]].first
-            for bucket, group in zip(buckets, groups)
-            if group[position] is not None
-        )
-        for position in rooms
-    }
+    members: dict[int, list[Interval]] = {}
+    for bucket, group in zip(buckets, groups, strict=True):
+        for position, number in enumerate(group):
+            if number is not None:
+                members.setdefault(position, []).append(bucket.intervals[number])
+    rooms = {position: max(_rounded(item.size, alignment) for item in items) for position, items in members.items()}
+    lives = {position: max(item.last - item.first for item in items) for position, items in members.items()}
     found = {}
     for position in sorted(rooms, key=lambda position: (-lives[position], rooms[position], position)):
         found[position] = (start, rooms[position])
@@ -66,7 +60,9 @@ def _plan(
     return bucket.plan
 
 
-def _choices(bucket: Interface, inputs: Mapping, outputs: Mapping) -> Iterator[dict[int, int]]:
+def _choices(
+    bucket: Interface, inputs: Mapping[int, tuple[int, int]], outputs: Mapping[int, tuple[int, int]]
+) -> Iterator[dict[int, int]]:
     """The offsets by interval, with the most shared first."""
     first = {interval: inputs[i][0] for i, interval in enumerate(bucket.inputs) if interval is not None}
     both = {interval: outputs[i][0] for i, interval in enumerate(bucket.outputs) if interval is not None} | first

@@ -68,7 +68,7 @@ def _plans(items: Columns, parts: Sections, bound: int, effort: float) -> Iterat
         height = min(height, plan.height)
         yield plan
     if len(items.sizes) <= _MOST:
-        yield from _lower(items, parts, bound, height, effort)
+        yield from _lower(items, parts, bound, int(height), effort)
 
 
 def _peaks_first(
@@ -84,7 +84,7 @@ def _peaks_first(
         if not 0 < len(top.groups) <= _MOST:
             continue
         for name, offsets in _searched(top.items, top.parts, bound, effort, () if items.plain and level else _SEEDS):
-            around = held_at_peaks(items, top, offsets)
+            around = held_at_peaks(items, top, offsets.tolist())
             order = greedy.order_of("greedy by size", items)
             yield from ((f"peaks first, {name}", found) for found in greedy.place_again(around, order, bound, rounds))
 
@@ -96,7 +96,7 @@ def _lower(items: Columns, parts: Sections, bound: int, height: int, effort: flo
     while height - low > unit and (low < bound or height - low > low // 200):
         merged = _searched(equal.items, equal.parts, middle, effort, _SEEDS[-1:]) if middle > bound else ()
         found = itertools.chain(
-            ((name, held_at_peaks(items, equal, offsets).fixed.clip(0)) for name, offsets in merged),
+            ((name, held_at_peaks(items, equal, offsets.tolist()).fixed.clip(0)) for name, offsets in merged),
             _searched(items, parts, middle, effort, ()),
         )
         name, offsets = next(found, ("", None))

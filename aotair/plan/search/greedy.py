@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from ..interval import Columns
 
@@ -18,7 +19,7 @@ ORDERS = {
 _SPAN = 4  # stretches of time
 
 
-def place(items: Columns, order: np.ndarray) -> np.ndarray:
+def place(items: Columns, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The offsets of intervals that are placed in this order, after those that are fixed."""
     sizes, alignments = items.sizes.tolist(), items.alignments.tolist()
     offsets = np.maximum(items.fixed, 0)
@@ -62,14 +63,18 @@ class _Placed:
             self._lists[one][count] = index
             self._counts[one] += 1
 
-    def near(self, index: int) -> np.ndarray:
+    def near(self, index: int) -> npt.NDArray[np.int64]:
         """What shares a step with an interval; some perhaps more than once."""
         wanted = (*range(self._low[index], self._high[index] + 1), -1)
         found = np.concatenate([self._lists[one][: self._counts[one]] for one in wanted])
-        return found[(self._first[found] <= self._last[index]) & (self._last[found] >= self._first[index])]
+        meets = (self._first[found] <= self._last[index]) & (self._last[found] >= self._first[index])
+        near: npt.NDArray[np.int64] = found[meets]
+        return near
 
 
-def place_again(items: Columns, order: np.ndarray, bound: int, rounds: int) -> Iterator[np.ndarray]:
+def place_again(
+    items: Columns, order: npt.NDArray[np.int64], bound: int, rounds: int
+) -> Iterator[npt.NDArray[np.int64]]:
     """Offsets, each time with what ended above `bound` before placed first; as often as `rounds`, or until nothing
     does."""
     for _ in range(rounds):
@@ -81,12 +86,12 @@ def place_again(items: Columns, order: np.ndarray, bound: int, rounds: int) -> I
         order = np.concatenate((order[above], order[~above]))
 
 
-def order_of(name: str, items: Columns) -> np.ndarray:
+def order_of(name: str, items: Columns) -> npt.NDArray[np.int64]:
     """The order of that name: ties go by position, so that equal input gives an equal plan."""
     return np.lexsort(ORDERS[name](items.sizes, items.first, items.last))
 
 
-def _lowest_gap(starts: np.ndarray, ends: np.ndarray, size: int, alignment: int) -> int:
+def _lowest_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], size: int, alignment: int) -> int:
     """The lowest multiple of `alignment` with room above it; `starts` ascend."""
     if not len(starts):
         return 0

@@ -4,7 +4,7 @@ Near the largest live sum hardly a byte may be wasted; elsewhere there is room. 
 which makes the problem small: intervals that then meet the same others become one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,7 +45,7 @@ def peak(items: Columns, parts: Sections, level: float) -> Peak:
     )
 
 
-def held_at_peaks(items: Columns, found: Peak, offsets: Sequence[int]) -> Columns:
+def held_at_peaks(items: Columns, found: Peak, offsets: Iterable[int]) -> Columns:
     """`items` with those of the peak fixed where its plan has them: each group from its offset up."""
     fixed = items.fixed.copy()
     for group, offset in zip(found.groups, offsets, strict=True):
