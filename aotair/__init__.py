@@ -51,7 +51,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'aotair' has no attribute {name!r}")
     import importlib

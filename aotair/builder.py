@@ -45,13 +45,13 @@ from .summary import Bisection, Listener, Summary
 
 
 def build(
-    recipe: str | Path | dict | Recipe | None = None,
+    recipe: str | Path | dict[str, object] | Recipe | None = None,
     out: str | Path | None = None,
     *,
     model: torch.nn.Module | None = None,
     config: CompilerConfig | None = None,
-    post_grad_custom_pre_pass: Callable | None = None,
-    post_grad_custom_post_pass: Callable | None = None,
+    post_grad_custom_pre_pass: Callable[..., object] | None = None,
+    post_grad_custom_post_pass: Callable[..., object] | None = None,
     listener: Listener | None = None,
     like: str | Path | None = None,
     **parts: object,
@@ -81,7 +81,7 @@ def build(
 
 
 def build_with_summary(
-    recipe: str | Path | dict | Recipe,
+    recipe: str | Path | dict[str, object] | Recipe,
     out: str | Path | None,
     listener: Listener,
     bisection: Bisection | None = None,
@@ -91,7 +91,7 @@ def build_with_summary(
     return _build(lambda: _asked(recipe), out, listener, bisection or Bisection(), like)
 
 
-def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Program:
+def plan(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Program:
     """The program that a build of a recipe would write, planned but not proved. Nothing is written.
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
@@ -101,7 +101,7 @@ def plan(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -
         return line.planned().program
 
 
-def explain(recipe: str | Path | dict | Recipe, listener: Listener | None = None) -> Explained:
+def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Explained:
     """Run the passes over a recipe's model, and say what became of each candidate. Nothing is written.
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
@@ -174,13 +174,13 @@ def _begun(
     ask: Callable[[], _Asked], clock: "_Clock", bisection: Bisection, out: str | Path | None = None, write: bool = False
 ) -> Iterator["_Line"]:
     """The line, as far as to the exported graphs. What the recipe's folder holds can be imported within, and what is
-    written to `_Line.folder` becomes the artifact at its end."""
+    written to `_Place.folder` becomes the artifact at its end."""
     with clock.stage("recipe"):
         asked = ask()
     target = Path(out) if out is not None else Path(f"{asked.recipe.name}.aotair")
     with contextlib.ExitStack() as stack:
         stack.enter_context(importing_from(asked.recipe.folder))
-        folder = stack.enter_context(written_aside(target)) if write else None
+        place = _Place(target, stack.enter_context(written_aside(target))) if write else None
         with clock.stage("model"):
             job = job_of(asked.recipe, given=asked.model, config=asked.config)
             model = load_model(job)
@@ -189,7 +189,15 @@ def _begun(
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites)
             exported = _exported(model, job, observer)
-        yield _Line(job, model, quantised, exported, observer, bisection, clock, target, folder)
+        yield _Line(job, model, quantised, exported, observer, bisection, clock, place)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the artifact will be, and the folder in which it is written until it is whole."""
+
+    target: Path
+    folder: Path
 
 
 @dataclass
@@ -203,8 +211,7 @@ class _Line:
     observer: Observer
     bisection: Bisection
     clock: "_Clock"
-    target: Path
-    folder: Path | None
+    place: _Place | None
 
     def optimise(self) -> None:
         """All passes, over each graph in place."""
@@ -234,26 +241,30 @@ class _Line:
 
     def written(self, built: Built, nodes_before: int) -> Summary:
         """Proved, packed, and checked as a node would."""
+        assert self.place is not None
+        folder = self.place.folder
         refuse_over_budget(built.program, self.job.needs, self.job.where)
         counts = self.explained().counts()
         with self.clock.stage("prove"):
-            proved = prove(lay_down(built, self.folder), self.model, self.job, self.clock.listener.bucket)
+            proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            program = pack(proved, page(proved.program, counts, built.pictures), self.folder)
+            program = pack(proved, page(proved.program, counts, built.pictures), folder)
         with self.clock.stage("check"):
-            _check_written(self.folder, self.job.where)
-        return self._summary(program, counts, nodes_before)
+            _check_written(folder, self.job.where)
+        return self._summary(self.place, program, counts, nodes_before)
 
-    def _summary(self, program: Program, counts: dict[str, tuple[int, int]], nodes_before: int) -> Summary:
-        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets]
+    def _summary(
+        self, place: _Place, program: Program, counts: dict[str, tuple[int, int]], nodes_before: int
+    ) -> Summary:
+        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets if bucket.proof]
         return Summary(
-            artifact=str(self.target),
+            artifact=str(place.target),
             nodes_before=nodes_before,
             nodes_after=_nodes(self.exported),
             buckets=len(proofs),
             arena=program.arena,
-            weights=(self.folder / WEIGHTS_FILE).stat().st_size,
-            program=(self.folder / PROGRAM_FILE).stat().st_size,
+            weights=(place.folder / WEIGHTS_FILE).stat().st_size,
+            program=(place.folder / PROGRAM_FILE).stat().st_size,
             max_abs_error=max(proof.max_abs_error for proof in proofs),
             padding_runs=sum(len(proof.padding) for proof in proofs),
             seconds=self.clock.seconds,

@@ -1,19 +1,24 @@
 """The command `aotair`: what a user can mend is one message and status 1, what is our fault keeps its traceback."""
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 import aotair_runtime
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.schema import Program
+from aotair_runtime.model import Model
 
 
 class _Group(click.Group):
     """Turns refusals into one message, and an interruption into one line."""
 
-    def invoke(self, ctx: click.Context):
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except AotairError as error:
@@ -54,7 +59,7 @@ _IMPORT = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
 
 
-def _loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: object):
+def _loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:
     """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
     import importlib
 
@@ -173,31 +178,33 @@ def plan(
         found = planned(file, alignment, seconds)
         click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
         return
-    from .promise import promised, refuse_over_budget
+    from .promise import promised
     from .report.memory import memory_dict, memory_text
 
-    recipe, program = _program(what, changes, as_json)
+    assert what is not None
+    program, refuse_too_much = _program(what, changes, as_json)
     promise = promised(program)
     click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
-    if recipe is not None:
-        refuse_over_budget(program, recipe.target, recipe.where)
+    refuse_too_much()
 
 
-def _program(what: Path, changes: tuple[str, ...], quiet: bool):
-    """The recipe, if it is one, and the program that was or would be built."""
+def _program(what: Path, changes: tuple[str, ...], quiet: bool) -> tuple[Program, Callable[[], None]]:
+    """The program that was or would be built, and what refuses it where its recipe gives it less memory."""
     if what.is_dir():
         if changes:
             raise click.UsageError("--set changes a recipe, and this is an artifact")
         from aotair_runtime.artifact.open import read_program
 
-        return None, read_program(what)
+        return read_program(what), lambda: None
     from .builder import plan as planned
+    from .promise import refuse_over_budget
     from .recipe.read import read_recipe
     from .report.progress import Progress
 
     recipe = read_recipe(what, changes)
     with Progress(quiet=quiet) as progress:
-        return recipe, planned(recipe, progress)
+        program = planned(recipe, progress)
+    return program, functools.partial(refuse_over_budget, program, recipe.target, recipe.where)
 
 
 @main.command()
@@ -214,7 +221,7 @@ def _program(what: Path, changes: tuple[str, ...], quiet: bool):
 @click.option("--seconds-per-bucket", type=float, metavar="S", help="What a build spends on one bucket.")
 @click.option("--write", is_flag=True, help="Write them into RECIPE; all else in the file stays.")
 @_JSON
-def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: bool, **limits) -> None:
+def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: bool, **limits: Any) -> None:
     """Choose the buckets that pad least for the shapes in TRACE: JSON lines or CSV, a key for each dimension, count."""
     from .report.buckets import Wanted, chosen, write_chosen
 
@@ -235,12 +242,12 @@ def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example
     from .recipe.examples import copy_example
     from .recipe.scaffold import first_recipe, read_kwargs
 
-    if (factory is None) == (example is None):
-        raise click.UsageError("give a factory, or --example NAME")
-    if example is not None:
+    if factory is None and example is not None:
         for file in copy_example(example, out or Path.cwd()):
             click.echo(f"wrote {file}", err=True)
         return
+    if factory is None or example is not None:
+        raise click.UsageError("give a factory, or --example NAME")
     text = first_recipe(factory, read_kwargs(kwargs))
     if out is None:
         click.echo(text, nl=False)

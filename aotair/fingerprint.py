@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,10 +44,13 @@ def origin_of(exported: Sequence[Exported], job: Job, limits: object) -> Origin:
 
 def _written(job: Job) -> dict[str, object]:
     """The recipe as plain data, with the smallest sizes that were found."""
-    plain = copy.deepcopy(dict(job.written))
+    plain: dict[str, Any] = copy.deepcopy(dict(job.written))
     for path in _FREE:
         *parents, last = path.split(".")
-        functools.reduce(dict.__getitem__, parents, plain).pop(last, None)
+        part = plain
+        for parent in parents:
+            part = part[parent]
+        part.pop(last, None)
     for one in job.entries:
         part = plain["entry_points"][one.entry] if plain["entry_points"] else plain
         part["dimensions"] = {dim: item.model_dump(mode="json") for dim, item in one.dimensions.items()}
@@ -74,7 +78,7 @@ def _sources(config: CompilerConfig, rules: Sequence[fusion.Rule]) -> Iterator[s
             yield f"{rule.name} {_file_of(variant.search_fn)} {variant.looks} {variant.does}"
 
 
-def _file_of(function: Callable) -> str:
+def _file_of(function: Callable[..., object]) -> str:
     inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     inner = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
     return f"{inner.__qualname__} {_bytes(Path(inspect.getfile(inner)))}"

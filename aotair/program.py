@@ -26,6 +26,7 @@ from .emit.constants import DistinctTensors
 from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
 from .export.export import Exported
+from .graph.operand import results_of
 from .graph.verify import verify
 from .lower.select import Kernel, select
 from .lower.specialise import Nodes, specialise
@@ -66,7 +67,9 @@ def build_program(
     observer = observer or Observer(job.target)
     tables, distinct = Tables(), DistinctTensors(exported[0].names, job.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in job.entries)
-    entries, pictures, done = [], {}, 0
+    entries: list[EntryPoint] = []
+    pictures: dict[tuple[str, tuple[int, ...]], Picture] = {}
+    done = 0
     for one in job.entries:
         graphs = [graph for graph in exported if graph.entry == one.entry]
         planned = []
@@ -144,7 +147,7 @@ def _planned(
 ) -> _Planned:
     by_dim = dict(zip(one.dims(), sizes, strict=True))
     shapes = {
-        placeholder: tuple(by_dim.get(d, d) for d in one.inputs[name].shape)
+        placeholder: tuple(by_dim[size] if isinstance(size, str) else size for size in one.inputs[name].shape)
         for name, placeholder in exported.inputs.items()
     }
     bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
@@ -163,12 +166,12 @@ def _planned(
 
 def _interface(item: _Planned) -> Interface:
     places = {node.name: position for position, node in enumerate(item.graph.find_nodes(op="placeholder"))}
-    homes = [item.lives.home(node) for node in item.graph.output_node().args[0]]
+    homes = [item.lives.home(node) for node in results_of(item.graph)]
     return Interface(
         item.lives.intervals,
         item.plan,
         tuple(item.lives.copies.get(places[name]) for name in item.exported.inputs.values()),
-        tuple(home.root.index if home.root.space == Space.ARENA else None for home in homes),
+        tuple(home.root.index if home is not None and home.root.space == Space.ARENA else None for home in homes),
     )
 
 
@@ -208,7 +211,7 @@ def _spaces(exported: Exported, job: EntryJob) -> dict[str, Space]:
     return spaces
 
 
-def _entry_point(exported: Exported, job: EntryJob, buckets: tuple) -> EntryPoint:
+def _entry_point(exported: Exported, job: EntryJob, buckets: tuple[Bucket, ...]) -> EntryPoint:
     dims = job.dims()
     inputs = tuple(
         Input(
@@ -222,7 +225,7 @@ def _entry_point(exported: Exported, job: EntryJob, buckets: tuple) -> EntryPoin
         )
         for name, item in job.inputs.items()
     )
-    results = exported.module.graph.output_node().args[0]
+    results = results_of(exported.module.graph)
     cloned = _cloned(exported, job)
     outputs = tuple(
         Output(_dtype(node.meta["val"]), shape, number in cloned)

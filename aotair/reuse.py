@@ -68,11 +68,12 @@ def _check_origin(other: Origin, mine: Origin, path: Path) -> None:
 def _value(constant: Constant, found: Mapping[str, torch.Tensor], model: Names, path: Path) -> torch.Tensor:
     """The new value of a constant; those of all names that it stands for have to be equal."""
     names = [name for group in constant.names for name in group[:1]]
-    tensors = [_tensor(name, found, model) for name in names]
-    for name, tensor in zip(names, tensors):
-        fits = tensor is not None and tuple(tensor.shape) == constant.shape
-        if not fits or str(tensor.dtype).removeprefix("torch.") != constant.dtype:
+    tensors = []
+    for name in names:
+        tensor = _tensor(name, found, model)
+        if tensor is None or (_dtype(tensor), tuple(tensor.shape)) != (constant.dtype, constant.shape):
             raise RecipeError(f"--like: the model has no {name} like the artifact's", where=str(path))
+        tensors.append(tensor)
     for name, tensor in zip(names[1:], tensors[1:]):
         if not same_bytes((tensors[0], tensor)):
             raise RecipeError(
@@ -83,6 +84,10 @@ def _value(constant: Constant, found: Mapping[str, torch.Tensor], model: Names, 
     if not tensors:
         raise RecipeError(f"--like: the artifact does not say what {constant.name} stands for", where=str(path))
     return tensors[0].detach().contiguous()
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _tensor(name: str, found: Mapping[str, torch.Tensor], model: Names) -> torch.Tensor | None:

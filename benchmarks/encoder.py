@@ -18,6 +18,7 @@ from aotair.model.samples import random_inputs
 from aotair.recipe.job import job_of
 from aotair.recipe.read import read_recipe
 from aotair.tools.bench import BucketTimes, bench_table, measure
+from aotair_runtime.call.host_time import without_replay
 from aotair_runtime.format.schema import PROGRAM_FILE
 
 from .common import Row, artifact, options, report
@@ -102,7 +103,7 @@ def _costs(times: list[BucketTimes], padded: list[float]) -> Iterator[Row]:
 def _host_microseconds(model: aotair.Model, inputs: dict[str, torch.Tensor], rounds: int = 2000) -> float:
     """The median time of a call whose replay does nothing."""
     call, given, times = model.entry_points["forward"], list(inputs.values()), []
-    with call.without_replay(given):
+    with without_replay(call, given):
         for _ in range(rounds):
             start = time.perf_counter()
             call(*given)

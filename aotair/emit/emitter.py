@@ -125,21 +125,22 @@ class _Emitter:
         streams = self._graph.output_node().meta.get("streams", 1)
         priorities = self._graph.output_node().meta.get("priorities", ())
         outputs = tuple(self._tensor(node) for node in results_of(self._graph))
+        fresh = sorted(self._fresh.items())
         return Bucket(
-            sizes,
-            tuple(self._tensors.values()),
-            inputs,
-            outputs,
-            tuple(code),
-            self._plan.height,
-            self._plan.lower_bound,
-            None,
-            tuple(self._copy_offset(by_name[name]) for name in self._inputs),
-            streams,
-            events,
-            priorities if any(priorities) else (),
-            tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in sorted(self._fresh.items())),
-            self._updated,
+            sizes=sizes,
+            tensors=tuple(self._tensors.values()),
+            inputs=inputs,
+            outputs=outputs,
+            code=tuple(code),
+            height=self._plan.height,
+            lower_bound=self._plan.lower_bound,
+            proof=None,
+            input_offsets=tuple(self._copy_offset(by_name[name]) for name in self._inputs),
+            streams=streams,
+            events=events,
+            priorities=priorities if any(priorities) else (),
+            fresh=tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in fresh),
+            updated=self._updated,
         )
 
     def _copy_offset(self, placeholder: Node) -> int:

@@ -62,8 +62,8 @@ class DrawnPeak:
 def picture(graph: torch.fx.Graph, lives: Lifetimes, plan: Plan, alignment: int) -> Picture:
     """What `plan` makes of a bucket's graph. Intervals of no bytes are not in it."""
     residents: dict[int, list[tuple[Node, int]]] = {}
-    for tensor, home in lives.homes.items():
-        if (interval := _interval(home, lives.copies)) is not None:
+    for tensor, own in lives.homes.items():
+        if (interval := _interval(own, lives.copies)) is not None:
             residents.setdefault(interval, []).append(tensor)
     kinds: dict[int, Kind] = {}
     for node in results_of(graph):

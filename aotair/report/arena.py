@@ -186,7 +186,8 @@ def _byte_tick(height: int) -> int:
 
 def _step_tick(count: int) -> int:
     """1, 2 or 5, or ten times as many, so that there are at most twelve."""
-    return next(tick for power in range(20) for n in (1, 2, 5) if (tick := n * 10**power) * 12 >= count)
+    ticks: list[int] = [n * 10**power for power in range(20) for n in (1, 2, 5)]
+    return next(tick for tick in ticks if tick * 12 >= count)
 
 
 def _bytes(value: int) -> str:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,13 +59,15 @@ class Chosen:
 
     @property
     def pick(self) -> Pick:
-        return self.curve[-1]
+        last = self.curve[-1]
+        assert last is not None, "the largest set serves all, or there is no Chosen"
+        return last
 
     @property
-    def plain(self) -> dict | list:
+    def plain(self) -> dict[str, list[int]] | list[dict[str, int]]:
         return as_plain(self.trace.dims, self.pick.buckets)
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         trace = {"requests": sum(self.trace.counts), "shapes": len(self.trace.sizes), "elements": self.elements}
         buckets, cost, missed = self.now
         now = {"buckets": buckets, "not_served": missed, "waste": None if missed else cost - self.elements}
@@ -97,7 +100,7 @@ class Chosen:
         parts += [table(["bucket", "requests", "padding"], serves), f"buckets:\n{block(self.plain)}"]
         return "\n\n".join(parts)
 
-    def _point(self, number: int, pick: Pick) -> dict:
+    def _point(self, number: int, pick: Pick) -> dict[str, Any]:
         waste, largest = pick.cost - self.elements, max(math.prod(bucket) for bucket in pick.buckets)
         arena = None if self.arena is None else self.arena.estimate(largest)
         seconds = None if self.seconds_per_bucket is None else self.seconds_per_bucket * number
@@ -133,10 +136,12 @@ def chosen(trace_file: Path, recipe_file: Path, wanted: Wanted, entry: str | Non
         raise AotairError("--memory needs to know what buckets take", fix="build once and pass --artifact")
     most = most_buckets(wanted.most, wanted.captures, wanted.build_seconds, wanted.seconds_per_bucket)
     arena = None if wanted.artifact is None else fit_arena(wanted.artifact, recipe.name, job)
-    ceiling = None if wanted.memory is None else arena.elements(wanted.memory)
+    ceiling = None if wanted.memory is None or arena is None else arena.elements(wanted.memory)
     trace = read_trace(trace_file, dims)
     curve = tuple(best_buckets(trace, [job.paddable(dim) for dim in dims], most, ceiling))
-    served, _, _ = _served(trace, job, curve[-1].buckets)
+    last = curve[-1]
+    assert last is not None, "best_buckets raises where no set serves all"
+    served, _, _ = _served(trace, job, last.buckets)
     _, cost, missed = _served(trace, job, job.bucket_sizes())
     now = (len(job.bucket_sizes()), cost, missed)
     place = ("entry_points", job.entry, "buckets") if entry is not None else ("buckets",)
@@ -181,7 +186,7 @@ def _served(trace: Trace, job: EntryJob, buckets: tuple[Bucket, ...]) -> tuple[t
                  for bucket, (requests, real) in sorted(found.items())), cost, missed  # fmt: skip
 
 
-def _gap(point: dict) -> str:
+def _gap(point: dict[str, Any]) -> str:
     return "exact" if not point["gap"] else f"{point['gap']:,} ({point['gap'] / point['waste']:.1%} of it)"
 
 

@@ -33,7 +33,7 @@ class Explained:
             parts.append(f"did not run, being disabled or not for this target: {', '.join(idle)}")
         return "\n\n".join(parts)
 
-    def as_dict(self, name: str | None = None) -> dict:
+    def as_dict(self, name: str | None = None) -> dict[str, dict[str, list[dict[str, str]]]]:
         """The same as plain data: by name, `fused` and `left`, each a list of op, source and reason."""
         return {one: self._data(one) for one in self._names(name)}
 
@@ -61,7 +61,7 @@ class Explained:
             place = f"at {account.source or 'no line of the model'}" if account.node else "at all"
             yield f"  - {count if account.node else 'no'} x {account.op} {place}: {account.text}"
 
-    def _data(self, name: str) -> dict[str, list]:
+    def _data(self, name: str) -> dict[str, list[dict[str, str]]]:
         records = self._records(name)
         return {
             "fused": [{"op": a.op, "source": a.source} for a in _rewritten(records)],

@@ -12,7 +12,7 @@ def memory_text(program: Program, promised: Promise) -> str:
     return "\n\n".join(_parts(program, promised))
 
 
-def memory_dict(program: Program, promised: Promise) -> dict:
+def memory_dict(program: Program, promised: Promise) -> dict[str, object]:
     """The same for scripts."""
     beside = [dict(zip(("op", "stream", "calls", "nbytes"), row)) for row in _beside(program)]
     return {**promised.as_dict(), "beside_the_arena": beside}

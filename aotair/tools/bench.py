@@ -5,11 +5,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from aotair_runtime import Model
 from aotair_runtime.artifact.open import read_golden
+from aotair_runtime.call.host_time import without_replay
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.format.text import table
 from aotair_runtime.weights.golden import key
@@ -26,11 +28,11 @@ class BucketTimes:
     host: float
     eager: float | None
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
-def measure(model: Model, originals: Mapping[str, Callable], seconds: float) -> Iterator[BucketTimes]:
+def measure(model: Model, originals: Mapping[str, Callable[..., object]], seconds: float) -> Iterator[BucketTimes]:
     """Measure every bucket on its golden inputs, spending about `seconds` on each.
 
     `originals` has what the original model calls, by entry point; nothing for those that are not to be compared. The
@@ -41,7 +43,7 @@ def measure(model: Model, originals: Mapping[str, Callable], seconds: float) -> 
         for number, bucket in enumerate(entry.buckets):
             names = [spec.name for spec in entry.inputs]
             given = [golden[key(entry.name, number, "in", name)] for name in names]
-            inputs = [
+            inputs: list[Any] = [
                 tensor.tolist() if spec.host else tensor.to(model.device, copy=True)
                 for spec, tensor in zip(entry.inputs, given)
             ]
@@ -88,10 +90,10 @@ def _in_turns(calls: Sequence[Callable[[], object]], seconds: float, wait: Calla
     return times
 
 
-def _host_seconds(model: Model, entry: str, inputs: Sequence[torch.Tensor], rounds: int = 2000) -> float:
+def _host_seconds(model: Model, entry: str, inputs: list[Any], rounds: int = 2000) -> float:
     """The median time of a call whose replay does nothing."""
     call, times = model.entry_points[entry], []
-    with call.without_replay(inputs):
+    with without_replay(call, inputs):
         for _ in range(rounds):
             start = time.perf_counter()
             call(*inputs)

@@ -42,7 +42,7 @@ class Planned:
     ids: tuple[str, ...]
     plan: Plan
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, object]:
         plan = self.plan
         offsets = dict(zip(self.ids, plan.offsets))
         bounds = {"height": plan.height, "lower_bound": plan.lower_bound, "gap": plan.height - plan.lower_bound}

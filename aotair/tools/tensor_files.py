@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -34,7 +35,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     elif path.suffix == ".npz":
         import numpy
 
-        numpy.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        numpy.savez(path, **arrays)
     else:
         raise _unknown(path)
 

@@ -5,8 +5,10 @@ class AotairError(Exception):
     """A refusal that its reader can act on.
 
     The message names where the fault lies, what was expected, what came instead and what to do about it; each part
-    is optional except `what`.
+    is optional except `what`. `stage` is that of the build which it ended, if any.
     """
+
+    stage: str | None = None
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", got: str = "", fix: str = ""):
         self.what, self.where, self.expected, self.got, self.fix = what, where, expected, got, fix

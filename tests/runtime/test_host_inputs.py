@@ -12,6 +12,7 @@ from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.call.host_time import without_replay
 from aotair_runtime.errors import AotairError, ArgumentError, ShapeError
 from aotair_runtime.format.schema import HostArg
 
@@ -83,10 +84,10 @@ def test_values_choose_no_bucket_and_make_no_plan(node):
     model = node.load("decode", enable_output_clone=True)
     x, keys = inputs(node, 2)
     model(x, keys, [1, 1], [1, 1])
-    plans, last = len(model.forward._plans), model.forward._last
+    plans, last = len(model.forward._plans), model.forward._plans.last
     for length in range(1, 7):
         model(x, keys, [length, length], [1, length])
-        assert model.forward._last is last
+        assert model.forward._plans.last is last
     assert len(model.forward._plans) == plans and model.stats().captures == 3
 
 
@@ -160,7 +161,7 @@ def test_timing_without_replays_and_golden_numbers(node):
     model = node.load("decode")
     assert all(result.within for result in replay_golden(model))
     x, keys = inputs(node, 2)
-    with model.forward.without_replay([x, keys, [1, 2], [1, 2]]):
+    with without_replay(model.forward, [x, keys, [1, 2], [1, 2]]):
         model(x, keys, [3, 4], [3, 4])
     assert "keys" in model.inputs["n=2"] and ("lengths" in model.inputs["n=2"]) == (node.kind == "cpu")
 

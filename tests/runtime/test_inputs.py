@@ -13,7 +13,7 @@ def ids_and_mask(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def copies(model) -> tuple[int, ...]:
-    return model.entry_points["forward"]._last.plan.copied
+    return model.entry_points["forward"]._plans.last.plan.copied
 
 
 def test_what_is_written_into_the_buffers_is_not_copied(node, original):

@@ -22,7 +22,7 @@ _SPAN = 4  # stretches of time
 def place(items: Columns, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The offsets of intervals that are placed in this order, after those that are fixed."""
     sizes, alignments = items.sizes.tolist(), items.alignments.tolist()
-    offsets = np.maximum(items.fixed, 0)
+    offsets: npt.NDArray[np.int64] = np.maximum(items.fixed, 0)
     held = (items.fixed >= 0).tolist()
     placed = _Placed(items)
     for index in np.flatnonzero((items.fixed >= 0) & (items.sizes > 0)).tolist():

@@ -9,8 +9,8 @@ import torch
 from ..devices import Space as DeviceSpace
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
-from ..format.rules import READ_ONLY
 from ..format.schema import (
+    READ_ONLY,
     Arg,
     Bucket,
     DeviceArg,

@@ -29,6 +29,9 @@ class Space(IntEnum):
     INPUT = 4  # user inputs: their copies in planned memory, or the caller's own tensors where nothing is copied
 
 
+READ_ONLY = (Space.CONSTANT, Space.INPUT)  # no instruction may write there
+
+
 class Form(IntEnum):
     """How an instruction hands over its results."""
 
