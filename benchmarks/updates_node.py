@@ -51,7 +51,7 @@ def main() -> None:
     same = next(steps)
     with simnpu.null_device():
         model(x, keys, same)
-        graph = model.forward._last.plan.captured.graph
+        graph = model.forward._plans.last.plan.captured.graph
         naive = Naive(graph)
         rows = {
             "unchanged": lambda: model(x, keys, same),

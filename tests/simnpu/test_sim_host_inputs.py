@@ -56,7 +56,7 @@ def test_a_closed_gate_holds_the_replay(model, monkeypatch):
     original = updates.UpdatedGraph._update
     monkeypatch.setattr(updates.UpdatedGraph, "_update", look)
     call(model, [2, 3], [4, 5])
-    graph = model.forward._last.plan.captured.graph
+    graph = model.forward._plans.last.plan.captured.graph
     graph._gates.opening.replay()  # as a replay leaves them that ended early
     call(model, [3, 4], [5, 6])
     assert len(held) == 2 and all(held)
@@ -97,7 +97,7 @@ class Dead:
 @pytest.mark.parametrize("what", ["begin", "call", "end", "record", "replay"])
 def test_an_update_that_fails_is_no_number_and_no_hang(model, wants, monkeypatch, what, nth):
     assert right(call(model, [1, 2], [3, 4]), wants([1, 2], [3, 4]))
-    graph, count = model.forward._last.plan.captured.graph, []
+    graph, count = model.forward._plans.last.plan.captured.graph, []
 
     def failing(function):
         def run(*args, **kwargs):
@@ -133,7 +133,7 @@ def test_gates_are_made_once(model, node):
     call(model, [1, 2], [3, 4])
     before = simnpu.live_bytes()
     for _ in range(5):
-        model.forward.graphs.spoilt(model.forward._last.plan.number, model.forward._last.plan.captured)
+        model.forward.graphs.spoilt(model.forward._plans.last.plan.number, model.forward._plans.last.plan.captured)
         call(model, [1, 2], [3, 4])
     assert simnpu.live_bytes() == before
 
@@ -149,7 +149,7 @@ def test_gates_count_as_events(node):
 def test_updates_run_beside_any_stream_of_the_caller(model, wants):
     """Even when the caller's stream is the one that the updates had."""
     call(model, [1, 2], [3, 4])
-    lane = model.forward._last.plan.captured.graph._lane
+    lane = model.forward._plans.last.plan.captured.graph._lane
     for _ in range(3):
         with torch.npu.stream(lane._beside[0]):
             lists = [3, 3], [random.randrange(1, 7), 1]
@@ -158,5 +158,5 @@ def test_updates_run_beside_any_stream_of_the_caller(model, wants):
 
 def test_the_workspace_lies_in_the_pool_once(model):
     call(model, [1, 2, 3, 4], [1, 2, 3, 4])
-    scratch = model.forward.graphs.pools[0].space._scratch
+    scratch = model.forward.graphs.pools[0].space._host_arguments._scratch
     assert len(scratch) == 1 and all(tensor.device.type == "npu" for tensor in scratch.values())

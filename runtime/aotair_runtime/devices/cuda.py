@@ -5,9 +5,10 @@ from types import ModuleType
 import torch
 
 from ..errors import RequirementError
-from .accelerator import Accelerator, Unfinished
+from .accelerator import Accelerator
 from .base import Limits
 from .updates import Updates
+from .vendor import Unfinished
 
 
 class _Vendor:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..errors import RequirementError
-from .accelerator import Accelerator, Unfinished
+from .accelerator import Accelerator
 from .base import Gate, Limits
 from .updates import Updates
+from .vendor import Unfinished
 
 
 class _Updates:
