@@ -3,6 +3,7 @@
 import builtins
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,19 @@ def test_what_is_no_recipe_is_said(tmp_path: Path, text: str, says: str):
 def test_a_file_that_is_not_there():
     with pytest.raises(RecipeError, match="no such recipe"):
         read_recipe("nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"model": {}}, "model.factory: missing"),
+        ({"inputs": {}}, "inputs: missing"),
+        ({"buckets": {}}, "buckets: the dynamic dimension 'n' of inputs.x.shape has no sizes"),
+    ],
+)
+def test_a_recipe_that_was_made_in_python_is_checked_as_one_that_was_read(change: dict, says: str, tmp_path: Path):
+    with pytest.raises(RecipeError, match=re.escape(says)):
+        aotair.build(Recipe.model_validate(GOOD | change), tmp_path / "out")
 
 
 def test_config_refuses_unknown_names_and_wrong_types_at_assignment():
