@@ -1,10 +1,12 @@
 """The recipe: what a user writes in YAML, as strict dataclasses of pydantic."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -147,6 +149,7 @@ class InputPart(_Part):
         if self.dtype in INTEGERS and self.range is None and self.mask is None:
             raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
         self._check_range()
+        self._check_pad()
         if isinstance(self.pad, dict) and (not self.pad or len({repr(value) for value in self.pad.values()}) > 1):
             raise ValueError("pad: {dimension: value} needs one value, the same for all dimensions that it names")
         if isinstance(self.pad, dict) and (unknown := [dim for dim in self.pad if dim not in self.shape]):
@@ -172,6 +175,18 @@ class InputPart(_Part):
         least, most = _INTEGERS[self.dtype]
         if low < least or (not isinstance(high, str) and high > most + 1) or not all(map(_is_whole, self.range)):
             raise ValueError(f"{self.dtype} holds whole numbers from {least} to {most}: range is {self.range}")
+
+    def _check_pad(self) -> None:
+        fill = self.fill
+        if fill is None or isinstance(fill, str):
+            return
+        if self.dtype in FLOATS:
+            held = not torch.finfo(getattr(torch, self.dtype)).max < abs(fill) < math.inf
+        else:
+            least, most = _INTEGERS[self.dtype]
+            held = least <= fill <= most and _is_whole(fill)
+        if not held:
+            raise ValueError(f"pad is no value of {self.dtype}: {fill}")
 
     @property
     def fill(self) -> Fill | None:

@@ -25,6 +25,7 @@ GOOD = {
     "inputs": {"x": {"shape": ["n", 4], "dtype": "float32", "pad": "any"}},
     "buckets": {"n": [1, 4]},
 }
+INTEGERS = {"shape": ["n"], "dtype": "int8", "range": [0, 9]}
 
 
 def changed(path: str, value: object) -> dict:
@@ -81,6 +82,12 @@ def test_buckets_are_the_product_or_an_explicit_list():
         ("inputs", {"x": {"shape": [2], "dtype": "int64"}}, "inputs.x", "range"),
         ("inputs", {"x": {"shape": [2], "dtype": "int64", "range": [3, 3]}}, "inputs.x", "low < high"),
         ("inputs", {"x": {"shape": [2], "dtype": "float32", "mutated": True, "pad": 0}}, "inputs.x", "mutated"),
+        ("inputs.x.pad", 1e40, "inputs.x", "pad is no value of float32"),
+        ("inputs.x.pad", {"n": -(2**200)}, "inputs.x", "pad is no value of float32"),
+        ("inputs.x", INTEGERS | {"pad": 1.5}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", INTEGERS | {"pad": 200}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", INTEGERS | {"pad": float("inf")}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", {"shape": ["n"], "dtype": "bool", "pad": 3}, "inputs.x", "pad is no value of bool"),
         ("inputs", {}, "inputs", "missing"),
         ("name", "../up", "name", "pattern"),
     ],
