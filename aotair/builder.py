@@ -36,7 +36,7 @@ from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
 from .recipe.job import Job, job_of
-from .recipe.read import of_model, parse_recipe, read_recipe
+from .recipe.read import check_recipe, of_model, parse_recipe, read_recipe
 from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import page
@@ -157,6 +157,7 @@ def _asked(recipe: object, model: torch.nn.Module | None = None, parts: dict[str
 
 def _as_recipe(recipe: object) -> Recipe:
     if isinstance(recipe, Recipe):
+        check_recipe(recipe, recipe.where)
         return recipe
     if not isinstance(recipe, (str, Path, dict)):
         raise RecipeError(

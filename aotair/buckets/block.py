@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -18,8 +19,10 @@ from .points import Bucket
 
 _WIDTH = 110
 
+Plain = dict[str, list[int]] | list[dict[str, int]]
 
-def as_plain(dims: Sequence[str], buckets: Sequence[Bucket]) -> dict | list:
+
+def as_plain(dims: Sequence[str], buckets: Sequence[Bucket]) -> Plain:
     """What stands under `buckets`: sizes by dimension where the set is their product, else a list of buckets."""
     columns = [sorted({bucket[axis] for bucket in buckets}) for axis in range(len(dims))]
     if set(itertools.product(*columns)) == set(buckets):
@@ -27,14 +30,14 @@ def as_plain(dims: Sequence[str], buckets: Sequence[Bucket]) -> dict | list:
     return [dict(zip(dims, bucket)) for bucket in sorted(buckets)]
 
 
-def block(plain: dict | list, indent: str = "  ") -> str:
+def block(plain: Plain, indent: str = "  ") -> str:
     """The value as YAML in lines."""
     if isinstance(plain, dict):
         return "\n".join(_wrapped(f"{indent}{dim}: [{', '.join(map(str, one))}]", indent) for dim, one in plain.items())
     return "\n".join(f"{indent}- {_flow(one)}" for one in plain)
 
 
-def replaced(text: str, plain: dict | list, where: str, place: Sequence[str] = ("buckets",)) -> str:
+def replaced(text: str, plain: Plain, where: str, place: Sequence[str] = ("buckets",)) -> str:
     """The recipe's text with other buckets at `place`. Raises AotairError where more would have to change."""
     start, end, flow, column = _span(text, where, place)
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -50,13 +53,13 @@ def replaced(text: str, plain: dict | list, where: str, place: Sequence[str] = (
     return changed
 
 
-def _with(data: dict, plain: dict | list, place: Sequence[str]) -> dict:
+def _with(data: dict[str, Any], plain: Plain, place: Sequence[str]) -> dict[str, object]:
     """The recipe's data with another value at `place`."""
     first, *rest = place
     return {**data, first: _with(data[first], plain, rest) if rest else plain}
 
 
-def write(file: Path, plain: dict | list, place: Sequence[str] = ("buckets",)) -> None:
+def write(file: Path, plain: Plain, place: Sequence[str] = ("buckets",)) -> None:
     """Replace the buckets at `place` in a recipe's file, written aside and renamed."""
     target = file.resolve()
     try:
@@ -83,13 +86,14 @@ def _span(text: str, where: str, place: Sequence[str]) -> tuple[int, int, bool, 
         root = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise _unsafe(where, "the file is not YAML") from error
-    value = root
+    key, value = None, root
     for name in place:
         members = value.value if isinstance(value, yaml.MappingNode) else []
         found = [(key, member) for key, member in members if key.value == name]
-        if len(found) != 1 or root.flow_style:
+        if len(found) != 1 or (isinstance(root, yaml.CollectionNode) and root.flow_style):
             raise _unsafe(where, f"there are {len(found)} blocks {'.'.join(place)}")
         key, value = found[0]
+    assert key is not None and value is not None, "a place has a name"
     start, end = value.start_mark.index, _end(value)
     if start < key.end_mark.index:
         raise _unsafe(where, "buckets stands for another part of the file")
@@ -97,7 +101,8 @@ def _span(text: str, where: str, place: Sequence[str]) -> tuple[int, int, bool, 
         raise _unsafe(where, "buckets has an anchor or a tag")
     if "#" in text[start:end]:
         raise _unsafe(where, "there are comments among the buckets")
-    return start, end, bool(value.flow_style), value.start_mark.column
+    flow = isinstance(value, yaml.CollectionNode) and bool(value.flow_style)
+    return start, end, flow, value.start_mark.column
 
 
 def _end(node: yaml.Node) -> int:

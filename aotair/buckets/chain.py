@@ -50,7 +50,9 @@ def _layer(values: np.ndarray, before: np.ndarray, costs: np.ndarray) -> tuple[n
     return new, start
 
 
-def _least(values, before, costs, ends, low, high) -> tuple[np.ndarray, np.ndarray]:
+def _least(
+    values: np.ndarray, before: np.ndarray, costs: np.ndarray, ends: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """For each end the least cost over the starts from `low` to `high`, and the first start that has it."""
     lengths = high - low + 1
     offsets = np.cumsum(lengths) - lengths

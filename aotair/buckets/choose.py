@@ -8,7 +8,7 @@ from aotair_runtime.errors import AotairError
 
 from ..errors import InternalError
 from . import bound, chain, corners, exact
-from .points import Bucket, Pick, Points, serve, total, volume
+from .points import Bucket, Buckets, Pick, Points, cost_of, serve, volume
 from .trace import Trace
 
 _LARGEST = 1 << 60  # elements that can be counted
@@ -49,8 +49,8 @@ def _groups(trace: Trace, paddable: Sequence[bool]) -> list[Points]:
             "the trace is too large to be counted", expected=f"fewer than {_LARGEST:,} elements in all",
             got=f"{elements:,} with every size at its largest", fix="divide the counts",
         )  # fmt: skip
-    sizes, counts = np.array(trace.sizes, np.int64), np.array(trace.counts, np.int64)
-    return [Points(sizes[part], counts[part]) for _, part in sorted(found.items())]
+    rows, counts = np.array(trace.sizes, np.int64), np.array(trace.counts, np.int64)
+    return [Points(rows[part], counts[part]) for _, part in sorted(found.items())]
 
 
 def _check(groups: list[Points], trace: Trace, paddable: Sequence[bool], most: int, ceiling: int | None) -> None:
@@ -79,7 +79,7 @@ def _group(points: Points, most: int, ceiling: int | None, parts: int) -> list[P
     bounds = [points.elements] * most
     for count in range(most, 0, -1):
         known = found[count - 1]
-        if known is None or total(points, known) == bounds[count - 1]:
+        if known is None or cost_of(points, known) == bounds[count - 1]:
             continue
         share = (2 if count == most else 2 * max(1, most - 1)) * parts
         found[count - 1], new = _bounded(points, relaxed, known, count, ceiling, share)
@@ -87,7 +87,9 @@ def _group(points: Points, most: int, ceiling: int | None, parts: int) -> list[P
     return _picks(points, found, bounds)
 
 
-def _bounded(points: Points, relaxed: bound.Relaxed, known, count: int, ceiling: int | None, share: int):
+def _bounded(
+    points: Points, relaxed: bound.Relaxed, known: Buckets, count: int, ceiling: int | None, share: int
+) -> tuple[Buckets, list[int]]:
     """A set as good as `known` or better, and what its bound says about each number of buckets up to `count`."""
     _, unit = serve(points, known)
     served = np.zeros(len(relaxed.floors), np.int64)
@@ -96,30 +98,32 @@ def _bounded(points: Points, relaxed: bound.Relaxed, known, count: int, ceiling:
     dual = bound.dual(relaxed, served, count, cost, _PRICES // share)
     kept = [tuple(map(int, relaxed.grid[i])) for i in np.argsort(-dual.gains, kind="stable")[:count] if dual.gains[i]]
     top = tuple(map(int, points.sizes.max(axis=0)))
-    starts = [known, tuple(kept), (*kept[: count - 1], top)]
+    starts: list[Buckets] = [known, tuple(kept), (*kept[: count - 1], top)]
     if ceiling is not None:
         starts = [one for one in starts if all(volume(np.array(b, np.int64)) <= ceiling for b in one)]
-    known = corners.best(points, starts, _IMPROVED // share, ceiling)
+    found = corners.best(points, starts, _IMPROVED // share, ceiling)
+    assert found is not None, "the known set is one of the starts"
     least = bound.bounds(relaxed, dual, count)
-    cost = total(points, known)
+    cost = cost_of(points, found)
     if least[-1] < cost:
         least[-1], better = exact.settle_exactly(relaxed, dual, cost, _SETTLED / share)
-        known = better or known
-    if least[-1] > total(points, known):
-        raise InternalError(f"a bound of {least[-1]} for {count} buckets that cost {total(points, known)}")
-    return known, least
+        found = better or found
+    if least[-1] > cost_of(points, found):
+        raise InternalError(f"a bound of {least[-1]} for {count} buckets that cost {cost_of(points, found)}")
+    return found, least
 
 
-def _picks(points: Points, found: list, bounds: list[int]) -> list[Pick | None]:
+def _picks(points: Points, found: list[Buckets | None], bounds: list[int]) -> list[Pick | None]:
     """The sets and their bounds: no more buckets cost more, no fewer can cost less."""
     for index in range(len(bounds) - 1, 0, -1):
         bounds[index - 1] = max(bounds[index - 1], bounds[index])
     picks: list[Pick | None] = []
     for known, least in zip(found, bounds):
-        cost = None if known is None else total(points, known)
-        if picks and picks[-1] is not None and (cost is None or cost > picks[-1].cost):
-            known, cost = picks[-1].buckets, picks[-1].cost
-        picks.append(None if cost is None else Pick(known, cost, least))
+        pick = None if known is None else Pick(known, cost_of(points, known), least)
+        fewer = picks[-1] if picks else None
+        if fewer is not None and (pick is None or pick.cost > fewer.cost):
+            pick = Pick(fewer.buckets, fewer.cost, least)
+        picks.append(pick)
     return picks
 
 
@@ -137,14 +141,22 @@ def _shared(shares: list[list[Pick | None]], most: int) -> list[Pick | None]:
         if costs[count] >= _NEVER:
             picks.append(None)
             continue
-        buckets, left = [], count
+        buckets: list[Bucket] = []
+        left = count
         for share, way in zip(shares[:0:-1], taken[::-1]):
-            own = int(way[left])
-            buckets += share[min(own, len(share)) - 1].buckets
-            left -= own
-        buckets += shares[0][min(left, len(shares[0])) - 1].buckets
+            mine = int(way[left])
+            buckets += _of(share, mine)
+            left -= mine
+        buckets += _of(shares[0], left)
         picks.append(Pick(tuple(sorted(buckets)), int(costs[count]), int(bounds[count])))
     return picks
+
+
+def _of(share: list[Pick | None], count: int) -> Buckets:
+    """A group's buckets where it has `count` of them."""
+    pick = share[min(count, len(share)) - 1]
+    assert pick is not None, "too few buckets cost too much to be taken"
+    return pick.buckets
 
 
 def _curves(share: list[Pick | None], most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import chain
-from .points import Bucket, Points, serve, shrunk, total, volume
+from .points import Buckets, Points, cost_of, serve, shrunk, total, volume
 
 _DENSE = 200_000  # requests times corners that the exchanges look at
 _EXCHANGES = 600_000_000  # entries of that table looked at, for all numbers of buckets together
@@ -45,13 +45,13 @@ def corners(sizes: np.ndarray, along: Sequence[np.ndarray], ceiling: int | None)
     return grid[tight]
 
 
-def sets(points: Points, most: int, ceiling: int | None) -> list[tuple[Bucket, ...] | None]:
+def sets(points: Points, most: int, ceiling: int | None) -> list[Buckets | None]:
     """A good set for 1, 2, … `most` buckets; None where none that serves every request was found."""
     rounded, along = _rounded(points)
     grid = corners(rounded.sizes, along, ceiling)
     table = _table(rounded, grid)
     products = _products(points, most, ceiling)
-    found: list[tuple[Bucket, ...] | None] = []
+    found: list[Buckets | None] = []
     chosen: list[int] = []
     for count in range(1, most + 1):
         if len(grid):
@@ -62,19 +62,13 @@ def sets(points: Points, most: int, ceiling: int | None) -> list[tuple[Bucket, .
     return found
 
 
-def best(
-    points: Points, starts: Sequence[tuple[Bucket, ...] | None], work: int, ceiling: int | None
-) -> tuple[Bucket, ...] | None:
+def best(points: Points, starts: Sequence[Buckets | None], work: int, ceiling: int | None) -> Buckets | None:
     """The cheapest that the coordinates of these sets can be moved to."""
-    known: dict[tuple[Bucket, ...], int] = {}
-    for start in starts:
-        cost = None if not start else total(points, start)
-        if cost is not None:
-            known[shrunk(points, start)] = cost
+    known = dict.fromkeys(shrunk(points, start) for start in starts if start and total(points, start) is not None)
     ended = {}
-    for start in known:
-        moved = _moved(points, start, work // len(known), ceiling)
-        ended[moved] = total(points, moved)
+    for smaller in known:
+        moved = _moved(points, smaller, work // len(known), ceiling)
+        ended[moved] = cost_of(points, moved)
     return min(ended, key=lambda one: (ended[one], len(one), one), default=None)
 
 
@@ -98,8 +92,8 @@ def _table(points: Points, grid: np.ndarray) -> np.ndarray:
     """What each request costs in each corner; where it does not fit, far more than any corner."""
     volumes = volume(grid).astype(float)
     fits = (points.sizes[:, None, :] <= grid[None, :, :]).all(axis=2)
-    costs = np.where(fits, volumes, 1e4 * volumes.max(initial=1.0))
-    return costs * points.weights[:, None]
+    costs: np.ndarray = np.where(fits, volumes, 1e4 * volumes.max(initial=1.0)) * points.weights[:, None]
+    return costs
 
 
 def _added(table: np.ndarray, chosen: list[int]) -> list[int]:
@@ -127,9 +121,9 @@ def _exchanged(table: np.ndarray, chosen: list[int], work: int) -> list[int]:
     return chosen
 
 
-def _moved(points: Points, buckets: tuple[Bucket, ...], work: int, ceiling: int | None) -> tuple[Bucket, ...]:
+def _moved(points: Points, buckets: Buckets, work: int, ceiling: int | None) -> Buckets:
     """Coordinates moved one at a time to the best observed size near, until none improves or the work is done."""
-    known, cost = buckets, total(points, buckets)
+    known, cost = buckets, cost_of(points, buckets)
     values = [np.unique(column) for column in points.sizes.T]
     improved = True
     while improved and work > 0:
@@ -142,11 +136,13 @@ def _moved(points: Points, buckets: tuple[Bucket, ...], work: int, ceiling: int 
             new = total(points, tried)
             if new is not None and new < cost:
                 known = shrunk(points, tried)
-                cost, improved = total(points, known), True
+                cost, improved = cost_of(points, known), True
     return known
 
 
-def _slid(points: Points, buckets, place: int, axis: int, values: np.ndarray, ceiling: int | None):
+def _slid(
+    points: Points, buckets: Buckets, place: int, axis: int, values: np.ndarray, ceiling: int | None
+) -> tuple[Buckets, int]:
     """The buckets with one coordinate at the best observed size near; and the requests that were looked at."""
     bucket = np.array(buckets[place], np.int64)
     rest = buckets[:place] + buckets[place + 1 :]
@@ -166,10 +162,10 @@ def _slid(points: Points, buckets, place: int, axis: int, values: np.ndarray, ce
     return tuple(sorted({*rest, changed})), 2 * len(buckets) * len(points.weights) + saved.size
 
 
-def _products(points: Points, most: int, ceiling: int | None) -> list[tuple[Bucket, ...] | None]:
+def _products(points: Points, most: int, ceiling: int | None) -> list[Buckets | None]:
     """For 1, 2, … `most` buckets the best product of sizes chosen along each dimension alone."""
     found = [lines(points, axis, most) for axis in range(len(points.sizes.T))]
-    tried: dict[int, tuple[int, tuple[Bucket, ...]]] = {}
+    tried: dict[int, tuple[int, Buckets]] = {}
     for along in itertools.product(*found):
         size = int(np.prod([len(axis) for axis in along], dtype=np.float64))
         if size > most:

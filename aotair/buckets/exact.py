@@ -6,13 +6,13 @@ import math
 import numpy as np
 
 from .bound import Dual, Relaxed
-from .points import Bucket
+from .points import Buckets
 
 _CORNERS, _PAIRS, _LOOKED = 400, 30_000, 2_000_000
 _LARGEST = 1 << 50  # CP-SAT's own bounds are floating point
 
 
-def settle_exactly(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tuple[int, tuple[Bucket, ...] | None]:
+def settle_exactly(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tuple[int, Buckets | None]:
     """A bound for sets of `dual.count` corners, no worse than the dual's, and a cheaper set than `cost`, if any.
 
     A corner that is in a set raises the dual's bound by what its gain lacks to the count-th largest; where that comes
@@ -23,7 +23,7 @@ def settle_exactly(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tu
     kept = np.flatnonzero(dual.value + last - dual.gains < cost)
     if not relaxed.exact or len(kept) > _CORNERS or len(kept) * len(relaxed.floors) > _LOOKED or cost > _LARGEST:
         return dual.bound, None
-    fits = (relaxed.cells.sizes[:, None, :] <= relaxed.grid[None, kept, :]).all(axis=2)
+    fits: np.ndarray = np.all(relaxed.cells.sizes[:, None, :] <= relaxed.grid[None, kept, :], axis=2)
     if int(fits.sum()) > _PAIRS:
         return dual.bound, None
     if not fits.any(axis=1).all():
@@ -31,7 +31,9 @@ def settle_exactly(relaxed: Relaxed, dual: Dual, cost: int, effort: float) -> tu
     return _search(relaxed, dual, kept, fits, cost, effort)
 
 
-def _search(relaxed: Relaxed, dual: Dual, kept, fits, cost: int, effort: float):
+def _search(
+    relaxed: Relaxed, dual: Dual, kept: np.ndarray, fits: np.ndarray, cost: int, effort: float
+) -> tuple[int, Buckets | None]:
     """Each request costs at least its cheapest corner; and the step to the next, unless one so far is taken."""
     from ortools.sat.python import cp_model
 
@@ -44,7 +46,8 @@ def _search(relaxed: Relaxed, dual: Dual, kept, fits, cost: int, effort: float):
         levels = relaxed.volumes[kept[held]]
         fixed += int(weight * levels[0])
         model.add_bool_or([taken[index] for index in held])
-        above, starts = 1, [0, *(int(one) + 1 for one in np.flatnonzero(np.diff(levels)))]
+        above: int | cp_model.IntVar = 1
+        starts = [0, *(int(one) + 1 for one in np.flatnonzero(np.diff(levels)))]
         for start, end in itertools.pairwise(starts):
             more = model.new_bool_var("")
             model.add(sum(taken[index] for index in held[start:end]) + more >= above)

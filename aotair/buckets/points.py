@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Bucket = tuple[int, ...]
+Buckets = tuple[Bucket, ...]
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,15 @@ class Points:
 class Pick:
     """Buckets that serve every request, the elements run in them, and a number that no set of so many can go below."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: Buckets
     cost: int
     bound: int
 
 
 def volume(sizes: np.ndarray) -> np.ndarray:
     """The elements of each row."""
-    return sizes.prod(axis=-1, dtype=np.int64)
+    elements: np.ndarray = sizes.prod(axis=-1, dtype=np.int64)
+    return elements
 
 
 def serve(points: Points, buckets: Sequence[Bucket]) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +57,14 @@ def total(points: Points, buckets: Sequence[Bucket]) -> int | None:
     return None if (number < 0).any() else int((cost * points.weights).sum())
 
 
-def shrunk(points: Points, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+def cost_of(points: Points, buckets: Sequence[Bucket]) -> int:
+    """The elements run in `buckets`, which are known to serve every request."""
+    found = total(points, buckets)
+    assert found is not None
+    return found
+
+
+def shrunk(points: Points, buckets: Sequence[Bucket]) -> Buckets:
     """The same buckets, each no larger than what it serves; those that serve nothing left out."""
     known = tuple(sorted(set(buckets)))
     while True:

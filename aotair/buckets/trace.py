@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from aotair_runtime.errors import AotairError
 
 _LONGEST_LINE = 1 << 20
 _LARGEST = (1 << 31) - 1
 _DIGITS = re.compile(r"[0-9]{1,10}")
+
+Row = dict[str, object]  # as JSON has it, or texts
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def read_trace(file: Path, dims: Sequence[str]) -> Trace:
     return Trace(tuple(dims), tuple(sizes for sizes, _ in ordered), tuple(count for _, count in ordered))
 
 
-def _rows(stream) -> Iterator[tuple[int, dict]]:
+def _rows(stream: TextIO) -> Iterator[tuple[int, Row]]:
     """(line, row) of each request."""
     lines = _lines(stream)
     number, first = next(((n, line) for n, line in lines if line.strip()), (0, ""))
@@ -67,7 +70,7 @@ def _rows(stream) -> Iterator[tuple[int, dict]]:
             yield place, dict(zip(names, cells))
 
 
-def _lines(stream) -> Iterator[tuple[int, str]]:
+def _lines(stream: TextIO) -> Iterator[tuple[int, str]]:
     number = 0
     while line := stream.readline(_LONGEST_LINE):
         number += 1
@@ -78,7 +81,7 @@ def _lines(stream) -> Iterator[tuple[int, str]]:
         yield number, line
 
 
-def _object(line: str, number: int) -> dict:
+def _object(line: str, number: int) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -88,7 +91,7 @@ def _object(line: str, number: int) -> dict:
     return row
 
 
-def _number(row: dict, name: str, line: int) -> int:
+def _number(row: Row, name: str, line: int) -> int:
     """A whole number from 1 up."""
     if name not in row:
         raise ValueError(f"line {line}: {name} is missing")

@@ -5,24 +5,26 @@ import functools
 import inspect
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sympy
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx.graph import _Namespace
 from torch.fx.node import Node
 from torch.utils import _pytree
 
+from aotair_runtime.format.schema import Expr, Tree
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ExportError, ModelError, SizesError, UnsupportedError, user_frame
 from ..graph.alias import root
 from ..graph.fake import quiet_torch
 from ..graph.kept_whole import KEPT_WHOLE
+from ..graph.operand import operands
 from ..graph.resolve import resolve_views
 from ..graph.user_line import source
 from ..graph.verify import refuse_unsupported
@@ -65,8 +67,8 @@ class Exported:
     constants: Mapping[str, NamedTensor]
     states: Mapping[str, NamedTensor]
     inputs: Mapping[str, str]
-    outputs: tuple[tuple[object, ...], ...]
-    structure: tuple
+    outputs: tuple[tuple[Expr, ...], ...]
+    structure: Tree
     names: Names = field(default_factory=Names)
     entry: str = "forward"
     buckets: tuple[tuple[int, ...], ...] = ()
@@ -79,7 +81,8 @@ class Exported:
 
     def placeholder(self, name: str) -> Node:
         """The placeholder of an input."""
-        return next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
+        found: Node = next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
+        return found
 
     def read_constants(self) -> dict[str, NamedTensor]:
         """Those of the constants that the graph reads."""
@@ -117,11 +120,10 @@ def export_at(model: torch.nn.Module, job: EntryJob, bucket: tuple[int, ...]) ->
 def _exported(model: torch.nn.Module, job: EntryJob, sizes: Mapping[str, int], dims: Mapping[str, object]) -> Exported:
     keywords = _keywords(job)
     examples = {
-        keywords[name]: torch.zeros([sizes.get(d, d) for d in item.shape], dtype=dtype(item.dtype))
-        for name, item in job.inputs.items()
+        keywords[name]: torch.zeros(item.shape_at(sizes), dtype=dtype(item.dtype)) for name, item in job.inputs.items()
     }
     shapes = {
-        keywords[name]: {axis: dims[dim] for axis, dim in enumerate(item.shape) if dim in dims}
+        keywords[name]: {axis: dims[d] for axis, d in enumerate(item.shape) if isinstance(d, str) and d in dims}
         for name, item in job.inputs.items()
     }
     try:
@@ -161,13 +163,13 @@ def _with_inputs(model: torch.nn.Module, job: EntryJob) -> Iterator[None]:
     arguments = MethodArguments(forward, job)
 
     @functools.wraps(forward)
-    def call(*given, **named):
+    def call(*given: torch.Tensor, **named: torch.Tensor) -> object:
         values = dict(zip(keywords, given)) | {name: named[k] for name, k in keywords.items() if k in named}
         args, kwargs = arguments(with_lists(values, job))
         return forward(*args, **kwargs)
 
     model.forward = call
-    call.__signature__ = inspect.Signature(
+    call.__dict__["__signature__"] = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in keywords.values()]
     )
     try:
@@ -227,7 +229,7 @@ def _example_sizes(job: EntryJob) -> dict[str, int]:
     return chosen
 
 
-def _composites_to_decompose() -> dict:
+def _composites_to_decompose() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return {
         op: decomposition
@@ -300,15 +302,14 @@ def _refuse_unstorable(
 ) -> None:
     held = {constant.name: constant.tensor.dtype for constant in tensors.values()}
     refuse_layouts({constant.name: constant.tensor for constant in tensors.values()}, job.where)
-    for position, node in enumerate(module.graph.output_node().args[0]):
-        if isinstance(node, Node) and not isinstance(node.meta["val"], torch.Tensor):
+    for position, node in enumerate(operands(module.graph.output_node())):
+        if not isinstance(node.meta["val"], torch.Tensor):
             raise UnsupportedError(
                 f"the model returns a size as the output {position}{place}", where=job.where,
                 expected="tensors, and values that are the same for all sizes",
                 fix="leave it out: the caller knows the sizes of what it sent",
             )  # fmt: skip
-        if isinstance(node, Node):
-            held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
+        held[f"the output {position}{source(node)}"] = node.meta["val"].dtype
     for what, kind in held.items():
         if kind in _UNSTORABLE:
             raise UnsupportedError(
@@ -331,18 +332,21 @@ def _with_lasting_names(module: torch.fx.GraphModule) -> dict[str, str]:
 
 
 def _make_epilogues(
-    module: torch.fx.GraphModule, specs: Sequence, targets: Mapping[tuple[OutputKind, str], str]
+    module: torch.fx.GraphModule, specs: Sequence[OutputSpec], targets: Mapping[tuple[OutputKind, str], str]
 ) -> set[str]:
     """Turn outputs that stand for mutations into `copy_` nodes at the end; returns the mutated placeholders. `targets`
     gives the placeholder of what is mutated."""
     graph = module.graph
     output = graph.output_node()
+    returned = output.args[0]
+    assert isinstance(returned, Sequence), "torch.export returns a tuple of all results and mutations"
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     pairs, results = [], []
-    for spec, value in zip(specs, output.args[0], strict=True):
+    for spec, value in zip(specs, returned, strict=True):
         if spec.kind is OutputKind.USER_OUTPUT:
             results.append(value)
-        elif (spec.kind, spec.target) in targets:
+        elif spec.target is not None and (spec.kind, spec.target) in targets:
+            assert isinstance(value, Node), "only tensors are written"
             pairs.append((placeholders[targets[spec.kind, spec.target]], value))
         elif spec.kind is OutputKind.PARAMETER_MUTATION:
             raise UnsupportedError(
@@ -372,9 +376,11 @@ def _saved(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _output_shapes(module: torch.fx.GraphModule, job: EntryJob, inputs: Mapping[str, str]) -> tuple:
+def _output_shapes(
+    module: torch.fx.GraphModule, job: EntryJob, inputs: Mapping[str, str]
+) -> tuple[tuple[Expr, ...], ...]:
     dims = job.dims()
-    symbols: dict[sympy.Symbol, object] = {}
+    symbols: dict[sympy.Symbol, Expr] = {}
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for name, item in job.inputs.items():
         for axis, dim in enumerate(item.shape):
@@ -382,12 +388,12 @@ def _output_shapes(module: torch.fx.GraphModule, job: EntryJob, inputs: Mapping[
             if isinstance(dim, str) and isinstance(size, torch.SymInt):
                 symbols |= _in_terms_of(size.node.expr, ("dim", dims.index(dim)))
     shapes = []
-    for node in module.graph.output_node().args[0]:
+    for node in operands(module.graph.output_node()):
         shapes.append(tuple(to_expr(size, symbols) for size in node.meta["val"].shape))
     return tuple(shapes)
 
 
-def _in_terms_of(size: sympy.Expr, dim: tuple) -> dict[sympy.Symbol, object]:
+def _in_terms_of(size: sympy.Expr, dim: Expr) -> dict[sympy.Symbol, Expr]:
     """The symbol of a linear size, as an expression of the dimension that has this size."""
     zero, one = solved(size, 0), [found for want in range(1, 65) if (found := solved(size, want)) is not None]
     if size.is_Symbol:
@@ -399,8 +405,8 @@ def _in_terms_of(size: sympy.Expr, dim: tuple) -> dict[sympy.Symbol, object]:
     return {symbol: ("//", ("+", dim, -start), slope)}
 
 
-def _structure(program: ExportedProgram, job: EntryJob) -> tuple:
-    leaves: list[tuple] = []
+def _structure(program: ExportedProgram, job: EntryJob) -> Tree:
+    leaves: list[Tree] = []
     count = 0
     for spec in program.graph_signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:

@@ -11,6 +11,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import line_of
 
+_TOLD = "_log_guard"  # the method of ShapeEnv that is told of each guard
+
 
 @dataclass(frozen=True)
 class Assumption:
@@ -39,7 +41,7 @@ class Assumptions:
     dims: tuple[str, ...]
     sizes: tuple[Size, ...]
     replaced: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    ranges: Mapping[sympy.Symbol, tuple[object, object]] = field(default_factory=dict)
+    ranges: Mapping[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]] = field(default_factory=dict)
     guards: tuple[sympy.Basic, ...] = ()
     lines: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,7 +85,7 @@ class Assumptions:
 
     def _named(self, expr: sympy.Basic) -> sympy.Basic:
         """The expression with dimensions in the place of symbols."""
-        names = {}
+        names: dict[sympy.Symbol, sympy.Symbol] = {}
         for item in self.sizes:
             if isinstance(item.size, sympy.Symbol):
                 names.setdefault(item.size, sympy.Symbol(self.dims[item.dim], integer=True, positive=True))
@@ -91,7 +93,7 @@ class Assumptions:
 
 
 def assumptions_of(
-    sizes: Sequence[Size], dims: tuple[str, ...], shapes: ShapeEnv | None, lines: Mapping
+    sizes: Sequence[Size], dims: tuple[str, ...], shapes: ShapeEnv | None, lines: Mapping[str, str]
 ) -> Assumptions:
     """Those of a graph whose inputs have these sizes, and whose symbols are of `shapes` (None: it has none)."""
     if shapes is None:
@@ -132,20 +134,21 @@ def guard_lines() -> Iterator[dict[str, str]]:
     """Within the block, the line of the model from which each assumption comes, by the assumption's text. torch itself
     remembers only lines of its own."""
     lines: dict[str, str] = {}
-    original = ShapeEnv._log_guard
+    original = getattr(ShapeEnv, _TOLD)
 
     def remember(self: ShapeEnv, prefix: str, guard: sympy.Basic, *args: object, **kwargs: object) -> None:
         lines.setdefault(str(guard), line_of(traceback.extract_stack()))
         original(self, prefix, guard, *args, **kwargs)
 
-    ShapeEnv._log_guard = remember
+    setattr(ShapeEnv, _TOLD, remember)
     try:
         yield lines
     finally:
-        ShapeEnv._log_guard = original
+        setattr(ShapeEnv, _TOLD, original)
 
 
 def shape_env(value: torch.Tensor) -> ShapeEnv | None:
     """Where the symbols of a fake tensor's sizes come from; None where it has none."""
-    symbolic = next((size for size in value.shape if isinstance(size, torch.SymInt)), None)
+    sizes: tuple[int | torch.SymInt, ...] = value.shape
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
     return None if symbolic is None else symbolic.node.shape_env

@@ -1,6 +1,7 @@
 """A list of lengths while a model is exported: an object that stands for it and may only be handed on to ops."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -20,10 +21,16 @@ class HostList:
         self._name, self._tensor = name, tensor
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        cls,
+        func: object,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """A call of an op that takes the list as a host argument becomes one of the op that takes a tensor."""
         name = _name(func)
-        values = dict(zip((a.name for a in _schema(func)), args)) | dict(kwargs or {}) if name else {}
+        values = dict(zip(_argument_names(func), args)) | dict(kwargs or {}) if name else {}
         held = {key: value for key, value in values.items() if isinstance(value, HostList)}
         if name is None or set(held) - set(LISTS[name]):
             raise _refusal(next(_lists((args, kwargs or {})))._name, f"an argument of {func}")
@@ -32,7 +39,7 @@ class HostList:
         tensors = {key + SUFFIX: value._tensor for key, value in held.items()}
         return with_tensors(name)(*args, **rest, **tensors)
 
-    def __getattr__(self, attribute: str):
+    def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         raise _refusal(self._name, f".{attribute}")
@@ -40,8 +47,8 @@ class HostList:
     __hash__ = object.__hash__
 
 
-def _refuses(method: str) -> Callable:
-    def refuse(self: HostList, *_: object):
+def _refuses(method: str) -> Callable[..., NoReturn]:
+    def refuse(self: HostList, *_: object) -> NoReturn:
         raise _refusal(self._name, method)
 
     return refuse
@@ -51,7 +58,7 @@ for _method in _REFUSED.split():
     setattr(HostList, f"__{_method}__", _refuses(f"__{_method}__"))
 
 
-def with_lists(values: Mapping[str, object], job: EntryJob) -> dict[str, object]:
+def with_lists(values: Mapping[str, torch.Tensor], job: EntryJob) -> dict[str, object]:
     """Inputs by name, host inputs as the objects that stand for lists."""
     lists = [name for name, item in job.inputs.items() if item.host]
     return {**values, **{name: HostList(name, values[name]) for name in lists}}
@@ -65,8 +72,11 @@ def _name(func: object) -> str | None:
     return next(names, None) if overload == "default" else None
 
 
-def _schema(func) -> list:
-    return (func if isinstance(func, torch._ops.OpOverload) else func.default)._schema.arguments
+def _argument_names(func: object) -> list[str]:
+    """Those of an op, or of its default overload."""
+    op = func.default if isinstance(func, torch._ops.OpOverloadPacket) else func
+    assert isinstance(op, torch._ops.OpOverload), "only ops have names here"
+    return [argument.name for argument in op._schema.arguments]
 
 
 def _lists(value: object) -> Iterator[HostList]:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from ..model.aliases import overlap, shared_memory
 from .export import Exported, NamedTensor
 
+Identity = tuple[object, ...]  # what tells a tensor from others
+
 
 def unified(exported: Sequence[Exported], entries: Sequence[str]) -> list[Exported]:
     """The same graphs, with a name of its own for each tensor, and with what one of them mutates a state in all:
@@ -21,7 +23,7 @@ def unified(exported: Sequence[Exported], entries: Sequence[str]) -> list[Export
 
 def _unique_names(exported: Sequence[Exported], entries: Sequence[str]) -> list[Exported]:
     """What the model registers keeps its name; of others, who comes first."""
-    named: dict[str, tuple] = {}
+    named: dict[str, Identity] = {}
     for one in exported:
         for constant in _tensors(one).values():
             if constant.name in one.names.registered:
@@ -39,7 +41,7 @@ def _unique_names(exported: Sequence[Exported], entries: Sequence[str]) -> list[
     return found
 
 
-def _renamed(constant: NamedTensor, entry: str, named: dict[str, tuple]) -> NamedTensor:
+def _renamed(constant: NamedTensor, entry: str, named: dict[str, Identity]) -> NamedTensor:
     """The constant under a name that stands for it alone, which `named` holds from then on."""
     identity, name, number = _identity(constant), constant.name, 0
     while named.get(name, identity) != identity:
@@ -74,7 +76,7 @@ def _tensors(one: Exported) -> Mapping[str, NamedTensor]:
     return {**one.constants, **one.states}
 
 
-def _identity(constant: NamedTensor) -> tuple:
+def _identity(constant: NamedTensor) -> Identity:
     """What tells a tensor from others: where it lies and how, if it has any bytes, and its name otherwise."""
     tensor = constant.tensor
     what = (tuple(tensor.shape), tensor.dtype, tensor.is_conj(), tensor.is_neg())

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import torch
 
+from aotair_runtime.format.schema import Expr
 from aotair_runtime.format.sizes import evaluate
 
 from ..errors import SizesError, UnsupportedError
+from ..graph.operand import operands
 from ..recipe.entry import EntryJob
 from .export import Exported, export, export_at
 from .guards import Assumption
@@ -51,7 +53,9 @@ def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Export
     things."""
     first = found[0]
     for other in found[1:]:
-        kinds = [[node.meta["val"].dtype for node in one.module.graph.output_node().args[0]] for one in (first, other)]
+        kinds = [
+            [node.meta["val"].dtype for node in operands(one.module.graph.output_node())] for one in (first, other)
+        ]
         ranks = [[len(shape) for shape in one.outputs] for one in (first, other)]
         if first.structure != other.structure or kinds[0] != kinds[1] or ranks[0] != ranks[1]:
             raise UnsupportedError(
@@ -66,7 +70,7 @@ def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Export
     return [replace(one, outputs=outputs) for one in found]
 
 
-def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> object:
+def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> Expr:
     """The size of an output along an axis, as an expression that is right for every bucket."""
     wanted = {sizes: evaluate(one.outputs[number][axis], sizes) for one in found for sizes in one.buckets}
     known = [one.outputs[number][axis] for one in found]
@@ -81,18 +85,20 @@ def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> o
     )  # fmt: skip
 
 
-def _guesses(wanted: Mapping[tuple[int, ...], int], dims: int) -> list[object]:
+def _guesses(wanted: Mapping[tuple[int, ...], int], dims: int) -> list[Expr]:
     """Formulas that fit at one bucket and may at all."""
     sizes, size = next(iter(wanted.items()))
-    guesses: list[object] = []
+    guesses: list[Expr] = []
     for axis in range(dims):
-        dim, there = ("dim", axis), sizes[axis]
+        dim: Expr = ("dim", axis)
+        there = sizes[axis]
         guesses += [dim, ("+", dim, size - there)]
         if size % there == 0:
             guesses.append(("*", dim, size // there))
         guesses += [("//", ("+", dim, more), by) for by in range(2, 65) for more in (0, by - 1)]
         for other in range(axis):  # what view(2, -1) makes of two dimensions
-            product, elements = ("*", dim, ("dim", other)), there * sizes[other]
+            product: Expr = ("*", dim, ("dim", other))
+            elements = there * sizes[other]
             if elements % size == 0:
                 guesses.append(("//", product, elements // size))
             if size % elements == 0:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.utils import _pytree
 
-from aotair_runtime.format.dotted_names import PLAIN, tree_of
+from aotair_runtime.format.dotted_names import PLAIN, Branch, tree_of
 
 from ..errors import ModelError
 from ..recipe.entry import EntryJob
@@ -27,7 +27,7 @@ _Make = Callable[[Mapping[str, object]], object]
 class MethodArguments:
     """Those of one entry point's method. Raises ModelError where a type of the recipe is not found."""
 
-    def __init__(self, method: Callable, job: EntryJob):
+    def __init__(self, method: Callable[..., object], job: EntryJob):
         self._job = job
         self._constants = job.constant_values()
         self._types = {path: self._imported(path, name) for path, name in job.types.items()}
@@ -48,22 +48,29 @@ class MethodArguments:
             else:
                 self._make[name] = self._maker(name, branch, hints.get(name))
 
-    def __call__(self, values: Mapping[str, object]) -> tuple[tuple, dict[str, object]]:
+    def __call__(self, values: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments, of the inputs' values by name."""
         values = {**self._constants, **values}
         found = {name: make(values) for name, make in self._make.items()}
         args = [found.pop(name) if name in found else self._defaults[name] for name in self._leading]
-        args += found.pop(self._several) if self._several else ()
-        return tuple(args), found
+        rest = found.pop(self._several) if self._several else ()
+        assert isinstance(rest, tuple), "made so in __init__"
+        return (*args, *rest), found
 
     # ---- structures ----------------------------------------------------------------------------------------------
 
     def _imported(self, path: str, name: str) -> type:
         if name in CONTAINERS:
             return CONTAINERS[name]
-        return import_callable(name, self._job.folder, self._job.where, f"types.{path}", anew=False)
+        found = import_callable(name, self._job.folder, self._job.where, f"types.{path}", anew=False)
+        if not isinstance(found, type):
+            raise ModelError(
+                f"types.{path}: {name!r} is no class", where=self._job.where,
+                expected="dict, list, tuple, or a class (module:Class)", got=type(found).__name__,
+            )  # fmt: skip
+        return found
 
-    def _maker(self, path: str, branch: Mapping[str, dict], hint: object) -> _Make:
+    def _maker(self, path: str, branch: Branch, hint: object) -> _Make:
         if not branch:
             return lambda values: values[path]
         kind, inner = _container(hint)
@@ -71,7 +78,7 @@ class MethodArguments:
             kind, inner = self._types[path], _children(self._types[path], ())
         return self._made(path, branch, kind, inner)
 
-    def _made(self, path: str, branch: Mapping[str, dict], kind: object, inner: Callable[[str], object]) -> _Make:
+    def _made(self, path: str, branch: Branch, kind: type | None, inner: Callable[[str], object]) -> _Make:
         parts = {step: self._maker(f"{path}.{step}", child, inner(step)) for step, child in branch.items()}
         put_together = _putting_together(kind, tuple(parts))
 
@@ -90,7 +97,7 @@ class MethodArguments:
         return make
 
 
-def in_signatures_order(method: Callable, names: Sequence[str]) -> list[str]:
+def in_signatures_order(method: Callable[..., object], names: Sequence[str]) -> list[str]:
     """The names of inputs in the order in which the method takes them by position; then those that it takes by keyword
     only, in their own order, as those within one argument are."""
     by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
@@ -99,14 +106,14 @@ def in_signatures_order(method: Callable, names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))
 
 
-def plain_defaults(method: Callable, given: Sequence[str]) -> dict[str, object]:
+def plain_defaults(method: Callable[..., object], given: Sequence[str]) -> dict[str, object]:
     """The plain values that the method gives those of its arguments that are not `given`."""
     tops = {name.partition(".")[0] for name in given}
     parameters = inspect.signature(method).parameters.values()
     return {item.name: item.default for item in parameters if item.name not in tops and type(item.default) in PLAIN}
 
 
-def by_name(method: Callable, job: EntryJob) -> Callable:
+def by_name(method: Callable[..., object], job: EntryJob) -> Callable[..., object]:
     """The method, called with the recipe's inputs by name, and nothing else."""
     by_position = any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(method).parameters.values())
     if not by_position and not job.constants and not any("." in name for name in job.inputs):
@@ -130,7 +137,7 @@ def register_results(result: object) -> None:
 # ---- what holds an argument's parts ----------------------------------------------------------------------------------
 
 
-def _container(hint: object) -> tuple[object, Callable[[str], object]]:
+def _container(hint: object) -> tuple[type | None, Callable[[str], object]]:
     """The kind of container that an annotation names (None: it names none), and the annotations of what it holds."""
     hint = _bare(hint)
     kind = typing.get_origin(hint) or hint
@@ -168,10 +175,9 @@ def _hints(thing: object) -> dict[str, object]:
         return {}
 
 
-def _putting_together(kind: object, steps: Sequence[str]) -> Callable[[dict], object]:
+def _putting_together(named: type | None, steps: Sequence[str]) -> Callable[[dict[str, object]], object]:
     numbered = all(step.isdigit() for step in steps)
-    if kind is None:
-        kind = list if numbered else dict
+    kind: type = named if named is not None else list if numbered else dict
     if typing.is_typeddict(kind) or kind is dict or (inspect.isabstract(kind) and issubclass(kind, Mapping)):
         return (lambda items: {int(step): item for step, item in items.items()}) if numbered else dict
     if numbered and (hasattr(kind, "_fields") or dataclasses.is_dataclass(kind)):
@@ -179,6 +185,5 @@ def _putting_together(kind: object, steps: Sequence[str]) -> Callable[[dict], ob
     if numbered:
         kind = list if inspect.isabstract(kind) else kind
         return lambda items: kind([items[step] for step in sorted(items, key=int)])
-    if issubclass(kind, Mapping) and not dataclasses.is_dataclass(kind):
-        return lambda items: kind(items)
-    return lambda items: kind(**items)
+    takes_one = issubclass(kind, Mapping) and not dataclasses.is_dataclass(kind)
+    return lambda items: kind(items) if takes_one else kind(**items)

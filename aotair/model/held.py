@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -18,6 +19,10 @@ PLAIN = (
     torch.device, torch.Size, numpy.ndarray, numpy.generic,
 )  # fmt: skip
 
+Holder = dict[Any, Any] | list[Any]
+# What can be given other contents.
+Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any] | numpy.ndarray[Any, Any] | bytearray
+
 
 @dataclass(frozen=True)
 class HeldValue:
@@ -26,8 +31,8 @@ class HeldValue:
 
     path: str
     value: object
-    holder: dict | list | None = None
-    key: object = None
+    holder: Holder | None = None
+    key: Any = None  # whatever a dict may have, or a place in a list
 
 
 def held_values(model: torch.nn.Module) -> Iterator[HeldValue]:
@@ -65,7 +70,7 @@ class Snapshot:
         return sorted(path.lstrip(".") for path in found)
 
 
-def _containers(item: HeldValue) -> Iterator[tuple[str, object]]:
+def _containers(item: HeldValue) -> Iterator[tuple[str, Container]]:
     """What of a thing can be given other contents."""
     value = item.value
     if isinstance(value, (dict, list, set, deque, numpy.ndarray, bytearray)):
@@ -76,13 +81,14 @@ def _containers(item: HeldValue) -> Iterator[tuple[str, object]]:
             yield from ((item.path, value.__dict__[name]) for name in _OWN)
 
 
-def _content(thing: object) -> object:
+def _content(thing: Container) -> Any:
+    """A copy of what a thing holds, of its own kind, or a list where that is a deque."""
     if isinstance(thing, (numpy.ndarray, bytearray)):
         return thing.copy()
     return dict(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
 
 
-def _differences(before: object, thing: object) -> Iterator[str]:
+def _differences(before: Any, thing: Container) -> Iterator[str]:
     """The keys whose values are others; "" for what has no keys."""
     now, nothing = _content(thing), object()
     if isinstance(before, dict):
@@ -138,9 +144,9 @@ def _classes(model: torch.nn.Module) -> list[type]:
 def _children(item: HeldValue) -> Iterator[HeldValue]:
     value, path = item.value, item.path
     if isinstance(value, Mapping):
-        plain = type(value) is dict
+        holder = value if type(value) is dict else None
         for key, child in list(value.items()):
-            yield HeldValue(f"{path}[{key!r}]", child, value if plain else None, key)
+            yield HeldValue(f"{path}[{key!r}]", child, holder, key)
     elif isinstance(value, (list, tuple, deque)):
         for number, child in enumerate(value):
             yield HeldValue(f"{path}[{number}]", child, value if isinstance(value, list) else None, number)

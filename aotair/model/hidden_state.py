@@ -6,7 +6,8 @@ torch.export takes such tensors and values for constants: what a call writes the
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy
 import torch
@@ -17,11 +18,13 @@ from aotair_runtime.weights.golden import compare
 from ..errors import ModelError, UnsupportedError, user_frame
 from ..recipe.entry import EntryJob
 from .aliases import overlap, shared_memory
-from .held import PLAIN, HeldValue, Snapshot, held_values
+from .held import PLAIN, HeldValue, Holder, Snapshot, held_values
 from .reference import Original
 from .samples import random_inputs
 
 log = logging.getLogger("aotair")
+
+Results = list[object]  # the leaves of what a call returns, and what it leaves in the buffers
 
 
 def refuse_hidden_state(model: torch.nn.Module, job: EntryJob) -> None:
@@ -59,7 +62,7 @@ def refuse_hidden_state(model: torch.nn.Module, job: EntryJob) -> None:
         )  # fmt: skip
 
 
-def first_call(model: torch.nn.Module, calls: "Calls") -> list:
+def first_call(model: torch.nn.Module, calls: "Calls") -> Results:
     """What a call returns. Afterwards the buffers have their values from before, but for those that the call has
     replaced by others: constants made late."""
     before = registered_buffers(model)
@@ -73,7 +76,7 @@ def first_call(model: torch.nn.Module, calls: "Calls") -> list:
     return result
 
 
-def registered_buffers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.Tensor]:
+def registered_buffers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.Tensor | None]:
     return {(module, name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
 
 
@@ -99,7 +102,7 @@ class Calls:
         self._original, self._job, self._buffers = Original(model, job), job, buffers
         self._inputs = random_inputs(job, dict(zip(job.dims(), job.bucket_sizes()[bucket])), seed)
 
-    def make(self) -> list:
+    def make(self) -> Results:
         """The leaves of what a call returns, and what it leaves in the buffers, copied."""
         job = self._job
         try:
@@ -139,22 +142,25 @@ def _tensors(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (id(tensor), tensor._version) for name, tensor in hidden_tensors(model)}
 
 
-def _depends_on(calls: Calls, model: torch.nn.Module, names: set[str], outputs: list) -> bool:
+def _depends_on(calls: Calls, model: torch.nn.Module, names: set[str], outputs: Results) -> bool:
     """Whether a call answers otherwise where these tensors, which each call makes anew, hold NaN or far-off numbers
     before it."""
-    items = [item for item in held_values(model) if item.path in names and isinstance(item.value, torch.Tensor)]
-    if any(item.holder is None for item in items):
-        return True
-    for item in items:
-        floating = item.value.is_floating_point() or item.value.is_complex()
-        item.holder[item.key] = torch.full_like(item.value, float("nan") if floating else 1)
+    places: list[tuple[Holder, Any, torch.Tensor]] = []
+    for item in held_values(model):
+        if item.path in names and isinstance(item.value, torch.Tensor):
+            if item.holder is None:
+                return True
+            places.append((item.holder, item.key, item.value))
+    for holder, key, tensor in places:
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        holder[key] = torch.full_like(tensor, float("nan") if floating else 1)
     try:
         return not equal_results(outputs, calls.make())
     except ModelError:
         return True
     finally:
-        for item in items:
-            item.holder[item.key] = item.value
+        for holder, key, tensor in places:
+            holder[key] = tensor
         calls.reset()
 
 
@@ -200,13 +206,13 @@ def _text(item: HeldValue | None) -> str:
 
 
 def _refuse_values(
-    calls: Calls, job: EntryJob, values: Mapping[str, HeldValue], changed: list[str], outputs: list[list]
+    calls: Calls, job: EntryJob, values: Mapping[str, HeldValue], changed: list[str], made: Sequence[Results]
 ) -> None:
     """Raises UnsupportedError where an output depends on a value that the model changes, as far as other values can
     show: those of the next calls, and some that are far off."""
-    outputs = [*outputs, *_with_other_values(calls, values)]
+    outputs = [*made[1:], *_with_other_values(calls, values)]
     names = sorted(set(map(_short, changed)))
-    if all(equal_results(outputs[0], other) for other in outputs[1:]):
+    if all(equal_results(made[0], other) for other in outputs):
         log.info("the model changes %s at each call; no output was seen to depend on it", some_names(names))
         return
     raise UnsupportedError(
@@ -217,25 +223,27 @@ def _refuse_values(
     )  # fmt: skip
 
 
-def _with_other_values(calls: Calls, values: Mapping[str, HeldValue]) -> Iterator[list | None]:
+def _with_other_values(calls: Calls, values: Mapping[str, HeldValue]) -> Iterator[Results | None]:
     """What calls return where the values are others; None where a call then fails."""
     for item in values.values():
-        for other in _others(item.value) if item.holder is not None else ():
-            before = item.holder[item.key]
-            item.holder[item.key] = other
+        if (holder := item.holder) is None:
+            continue
+        for other in _others(item.value):
+            before = holder[item.key]
+            holder[item.key] = other
             try:
                 calls.reset()
                 yield calls.make()
             except ModelError:
                 yield None
             finally:
-                item.holder[item.key] = before
+                holder[item.key] = before
     calls.reset()
     yield calls.make()
     calls.reset()
 
 
-def _others(value: object) -> tuple:
+def _others(value: object) -> tuple[object, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
@@ -245,7 +253,7 @@ def _others(value: object) -> tuple:
     return ("",) if isinstance(value, str) else ()
 
 
-def equal_results(a: list, b: list | None, atol: float = 0, rtol: float = 0) -> bool:
+def equal_results(a: Results, b: Results | None, atol: float = 0, rtol: float = 0) -> bool:
     """Whether two calls have returned the same; False for what is no result."""
     if b is None or len(a) != len(b):
         return False

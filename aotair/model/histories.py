@@ -11,7 +11,7 @@ from ..errors import ModelError, UnsupportedError
 from ..recipe.entry import EntryJob
 from ..recipe.job import Job
 from .held import Snapshot
-from .hidden_state import Calls, equal_results, first_call, is_another, some_names
+from .hidden_state import Calls, Results, equal_results, first_call, is_another, some_names
 from .reference import Original
 
 _SMALLEST, _LARGEST = 0, -1
@@ -59,7 +59,7 @@ class Beginning:
                 "that they write in place",
             )  # fmt: skip
 
-    def _answer(self, one: EntryJob, bucket: int, kept: set[str]) -> list | None:
+    def _answer(self, one: EntryJob, bucket: int, kept: set[str]) -> Results | None:
         """What a call of the model as it is now returns; None where it fails."""
         try:
             return Calls(self._model, one, bucket, 1, kept).make()

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -22,7 +23,7 @@ def load_model(job: Job) -> torch.nn.Module:
 
     The factory runs with torch's random state set to `verify.seed`. Raises ModelError.
     """
-    model = _made(job) if job.factory is not None else _copied(job.given, job)
+    model = _made(job) if job.given is None else _copied(job.given, job)
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
             "model.factory: returned no model",
@@ -36,7 +37,7 @@ def load_model(job: Job) -> torch.nn.Module:
     if job.model.dtype is not None:
         model.to(dtype(job.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
     if job.model.weights is not None:
-        _load_weights(model, job)
+        _load_weights(model, job.folder / job.model.weights)
     model.eval().requires_grad_(False)
     for one in job.entries:
         _check_inputs(model, one)
@@ -45,6 +46,7 @@ def load_model(job: Job) -> torch.nn.Module:
 
 def _made(job: Job) -> object:
     """What the factory returns."""
+    assert job.factory is not None, "a job has a factory or a model"
     torch.manual_seed(job.seed)
     try:
         return job.factory(**job.model.kwargs)
@@ -86,10 +88,10 @@ def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
             )  # fmt: skip
 
 
-def _load_weights(model: torch.nn.Module, job: Job) -> None:
+def _load_weights(model: torch.nn.Module, path: Path) -> None:
     """Load the recipe's checkpoint over the model's tensors, one shard at a time, mapped."""
     try:
-        checkpoint = open_checkpoint(job.folder / job.model.weights)
+        checkpoint = open_checkpoint(path)
     except WeightsError as error:
         raise ModelError(
             f"model.weights: {error.what}", where=error.where, expected=error.expected, got=error.got, fix=error.fix

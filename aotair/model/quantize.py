@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, scale = torch.ops.npu.npu_dynamic_quant(x)
-        result = torch.ops.npu.npu_quant_matmul(
+        result: Tensor = torch.ops.npu.npu_quant_matmul(
             tokens.view(-1, tokens.shape[-1]),
             self.weight,
             self.scale,

@@ -20,10 +20,11 @@ def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
     try:
         yield model
     finally:
-        if method != "forward" and had is None:
-            del model.forward
-        elif method != "forward":
-            model.forward = had
+        if method != "forward":
+            if had is None:
+                del model.forward
+            else:
+                model.forward = had
 
 
 class Original:

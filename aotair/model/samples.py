@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import safetensors.torch
 import torch
@@ -12,6 +13,7 @@ from ..errors import RecipeError
 from ..recipe.entry import EntryJob
 from ..recipe.recipe import FLOATS, InputPart
 
+Poison = Literal["random"] | bool | int | float
 _LARGE = {"float16": 3e4, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
@@ -22,7 +24,7 @@ def random_inputs(job: EntryJob, sizes: Mapping[str, int], stream: int) -> dict[
         seed = (seed * 1_000_003 + value) % (1 << 62)
     generator = torch.Generator().manual_seed(seed)
     items = job.inputs_at(sizes)
-    return {name: _random(item, [sizes.get(d, d) for d in item.shape], generator) for name, item in items.items()}
+    return {name: _random(item, item.shape_at(sizes), generator) for name, item in items.items()}
 
 
 def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -30,7 +32,7 @@ def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -
     if item.mask is not None:
         return _random_mask(item.mask, shape, generator).to(kind)
     if item.dtype not in FLOATS:
-        low, high = item.range
+        low, high = item.ends
         if item.distinct:
             order = torch.randperm(int(high) - int(low), generator=generator)[: math.prod(shape)]
             return (order + int(low)).view(shape).to(kind)
@@ -39,7 +41,7 @@ def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -
         return torch.randint(int(low), int(high), shape, dtype=kind, generator=generator)
     if item.range is None:
         return torch.randn(shape, generator=generator).to(kind)
-    low, high = item.range
+    low, high = item.ends
     return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
 
 
@@ -62,23 +64,24 @@ def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, 
     }
 
 
-def poisons(item: InputPart) -> tuple[object, ...]:
+def poisons(item: InputPart) -> tuple[Poison, ...]:
     """What is put into the pad region of an input with `pad: any` (of `Recipe.inputs_at`) to prove it does no harm.
 
     Each is a value to fill with, or "random" for random legal values.
     """
     if item.dtype == "bool" or item.mask is not None:
-        legal = [value for value in (1, 0) if item.range[0] <= value < item.range[1]]
+        low, high = item.ends
+        legal = [value for value in (1, 0) if low <= value < high]
         return (*(bool(value) if item.dtype == "bool" else value for value in legal), "random")
     if item.dtype in FLOATS:
         return (float("nan"), float("inf"), -float("inf"), _LARGE[item.dtype])
-    low, high = item.range
+    low, high = item.ends
     return () if item.distinct else ("random", int(high) - 1, int(low))
 
 
-def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: object, stream: int) -> torch.Tensor:
+def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: Poison, stream: int) -> torch.Tensor:
     """A tensor of `shape` with `real` in its leading part and `poison` in the rest."""
-    if poison == "random":
+    if isinstance(poison, str):
         whole = _random(item, shape, torch.Generator().manual_seed(stream))
     else:
         whole = torch.full(shape, poison, dtype=real.dtype)

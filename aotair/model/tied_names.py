@@ -39,7 +39,7 @@ def names_of(model: torch.nn.Module) -> Names:
     derived = frozenset(
         f"{name}.{tensor}" for name, module in model.named_modules() for tensor in getattr(module, "DERIVED", ())
     )
-    places: dict[tuple, list[str]] = {}
+    places: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and name not in derived:
             places.setdefault(_place(tensor), []).append(name)
@@ -53,7 +53,7 @@ def names_of(model: torch.nn.Module) -> Names:
     return Names(tied, derived, frozenset(registered))
 
 
-def _place(tensor: torch.Tensor) -> tuple:
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     """Equal for two tensors of the same memory: those are tied, whether they are one object or not."""
     if not tensor.numel() or tensor.is_meta:
         return (id(tensor),)

@@ -21,7 +21,7 @@ from aotair_runtime.weights.golden import changes, compare, key
 from ..errors import ProofError
 from ..graph.resolve import resolved
 from ..model.reference import Original
-from ..model.samples import poisoned, poisons, random_inputs, random_states, read_samples
+from ..model.samples import Poison, poisoned, poisons, random_inputs, random_states, read_samples
 from ..recipe.entry import EntryJob
 from ..recipe.job import Job
 from .tilts import rounding, tilted, tilts
@@ -31,6 +31,7 @@ _FAST_PATH = (
     "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False) in the factory; a mask that "
     "hides a whole sequence makes NaN: say which values it takes with mask: right"
 )
+Tensors = dict[str, torch.Tensor]
 _AS_BUILT: Mapping[str, torch.Tensor] = {}
 
 
@@ -66,13 +67,23 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
     return Proved(replace(program, entry_points=tuple(entries)), golden)
 
 
-def on_host(artifact: Artifact, **options: bool) -> Model:
-    """The artifact on this machine's CPU, whatever device it is built for; `options` are those of a load, by default a
-    recipe's, but that outputs are copies."""
+def on_host(
+    artifact: Artifact,
+    *,
+    clone_input: bool = True,
+    enable_output_clone: bool = True,
+    disable_mempool_reuse_in_same_fx: bool = False,
+) -> Model:
+    """The artifact on this machine's CPU, whatever device it is built for; the options are those of a load, by default
+    a recipe's, but that outputs are copies."""
     namespaces = tuple({op.name.partition("::")[0] for op in artifact.program.ops})  # the recipe's own model uses them
-    limit = sys.maxsize  # the budget is for the node
-    chosen = {"enable_output_clone": True} | options
-    settings = Settings(memory_budget=limit, allow_namespaces=namespaces, **chosen)
+    settings = Settings(
+        clone_input,
+        enable_output_clone,
+        disable_mempool_reuse_in_same_fx,
+        memory_budget=sys.maxsize,  # the budget is for the node
+        allow_namespaces=namespaces,
+    )
     return Model(artifact, open_device("cpu"), settings)
 
 
@@ -85,7 +96,7 @@ class _Run:
 
 
 class _Prover:
-    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original, golden: dict):
+    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original, golden: Tensors):
         self._job, self._entry, self._model, self._original, self._golden = job, entry, model, original, golden
         self._mutated = [name for name, item in job.inputs.items() if item.mutated]
         self._output_names = list(leaf_names(entry.structure))
@@ -126,7 +137,9 @@ class _Prover:
                 fitting.append((math.prod(bucket.sizes), number))
         return min(fitting)[1] if fitting else None
 
-    def _padded_sample(self, inputs: Mapping, sizes: tuple[int, ...], number: int, words: str) -> Iterator:
+    def _padded_sample(
+        self, inputs: Mapping[str, torch.Tensor], sizes: tuple[int, ...], number: int, words: str
+    ) -> Iterator[PaddingProof]:
         items, bucket = self._job.inputs_at(dict(zip(self._job.dims(), sizes))), self._entry.buckets[number]
         kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
         states = random_states(self._model.state, number)
@@ -160,7 +173,7 @@ class _Prover:
         outputs = self._model.entry_points[self._entry.name].flat([inputs[spec.name] for spec in self._entry.inputs])
         return self._run(outputs, inputs, {name: tensor.clone() for name, tensor in self._model.state.items()})
 
-    def _run(self, outputs: list, inputs: Mapping, states: Mapping) -> _Run:
+    def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, states: Tensors) -> _Run:
         names = self._output_names + [f"input {n}" for n in self._mutated] + [f"state {n}" for n in states]
         return _Run(names, [*outputs, *(inputs[name] for name in self._mutated), *states.values()])
 
@@ -199,7 +212,7 @@ class _Prover:
     def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
         items = self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))
         kinds = {n: poisons(item) for n, item in items.items() if item.pad == "any"}
-        neutral: dict[tuple, tuple[_Run, _Run]] = {}
+        neutral: dict[tuple[tuple[int, ...], int], tuple[_Run, _Run]] = {}
         for turn, (sizes, tilt) in enumerate(self._turns(number, bucket, max(map(len, kinds.values()), default=1))):
             by_dim = dict(zip(self._job.dims(), sizes, strict=True))
             real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
@@ -212,7 +225,14 @@ class _Prover:
             yield self._padding_proof(want, plain, got, sizes, bucket, chosen, words)
 
     def _padding_proof(
-        self, want: _Run, plain: _Run, got: _Run, sizes: tuple[int, ...], bucket: Bucket, chosen: Mapping, words: str
+        self,
+        want: _Run,
+        plain: _Run,
+        got: _Run,
+        sizes: tuple[int, ...],
+        bucket: Bucket,
+        chosen: Mapping[str, Poison],
+        words: str,
     ) -> PaddingProof:
         """Of the run `got`, with `plain` as the runtime pads; raises ProofError where either is not `want`."""
         for run in (plain, got):
@@ -256,17 +276,19 @@ class _Prover:
             return False
 
     def _fill(
-        self, real: Mapping[str, torch.Tensor], bucket: Bucket, chosen: Mapping[str, object], stream: int
+        self, real: Mapping[str, torch.Tensor], bucket: Bucket, chosen: Mapping[str, Poison], stream: int
     ) -> dict[str, torch.Tensor]:
         """The bucket's whole inputs: real values, and outside them the chosen poison or the declared pad value."""
         by_dim = dict(zip(self._job.dims(), bucket.sizes, strict=True))
         whole = {}
         for name, item in self._job.inputs_at(by_dim).items():
-            shape = [by_dim.get(d, d) for d in item.shape]
+            shape = item.shape_at(by_dim)
             if list(real[name].shape) == shape:
                 whole[name] = real[name]
             else:
-                whole[name] = poisoned(item, real[name], shape, chosen.get(name, item.pad), stream)
+                poison = chosen.get(name, item.fill)
+                assert poison is not None and poison != "any", "what is never padded has its shape; any is chosen"
+                whole[name] = poisoned(item, real[name], shape, poison, stream)
         return whole
 
     def _cut(self, run: _Run, sizes: Sequence[int]) -> _Run:
@@ -282,7 +304,7 @@ class _Prover:
         got: _Run,
         sizes: tuple[int, ...],
         bucket: Bucket,
-        chosen: Mapping[str, object],
+        chosen: Mapping[str, Poison],
         words: str,
     ) -> None:
         atol, rtol = (tolerance * rounding(self._job.inputs, words) for tolerance in self._job.tolerance)

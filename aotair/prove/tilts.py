@@ -61,7 +61,15 @@ def _of(item: InputPart) -> tuple[str, ...]:
 
 
 def _values(item: InputPart) -> int:
-    return int(item.range[1]) - int(item.range[0])
+    low, high = item.ends
+    return int(high) - int(low)
+
+
+def _pad(item: InputPart) -> int | float | None:
+    """The number that fills the padded part; None where any may."""
+    fill = item.fill
+    assert fill is not None, "only what is padded is tilted"
+    return None if isinstance(fill, str) else fill
 
 
 # ---- floating point --------------------------------------------------------------------------------------------------
@@ -69,15 +77,17 @@ def _values(item: InputPart) -> int:
 
 def _pivot(item: InputPart) -> float:
     """The pad value, where real values may lie on both sides of it; else what they lie around."""
-    pad = 0.0 if item.pad == "any" else float(item.pad)
-    low, high = item.range or (-_EXTREME, _EXTREME)
+    pad = float(_pad(item) or 0)
+    low, high = item.ends if item.range else (-_EXTREME, _EXTREME)
     return pad if low < pad < high else 0.0 if low < 0 < high else (low + high) / 2
 
 
 def _reach(item: InputPart) -> tuple[float, float]:
     """How far real values go below and above the pivot."""
-    pivot = _pivot(item)
-    return (pivot - item.range[0], item.range[1] - pivot) if item.range is not None else (3.0, 3.0)
+    if item.range is None:
+        return 3.0, 3.0
+    pivot, (low, high) = _pivot(item), item.ends
+    return pivot - low, high - pivot
 
 
 def _uniform(item: InputPart, real: torch.Tensor, generator: torch.Generator, low: float, high: float) -> torch.Tensor:
@@ -127,8 +137,8 @@ def _around(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> 
 
 def _ends(item: InputPart) -> tuple[int, int]:
     """The least and the greatest legal value that are not the pad value."""
-    low, high = int(item.range[0]), int(item.range[1]) - 1
-    pad = None if item.pad == "any" else int(item.pad)
+    low, high = int(item.ends[0]), int(item.ends[1]) - 1
+    pad = None if (number := _pad(item)) is None else int(number)
     return low + (low == pad and low < high), high - (high == pad and low < high)
 
 
@@ -142,20 +152,20 @@ def _greatest(item: InputPart, real: torch.Tensor, generator: torch.Generator) -
 
 def _without(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     least, greatest = _ends(item)
-    if item.pad == "any":
+    if (number := _pad(item)) is None:
         return torch.full_like(real, greatest)
-    return torch.where(
-        real == int(item.pad), torch.full_like(real, least if least != int(item.pad) else greatest), real
-    )
+    pad = int(number)
+    return torch.where(real.eq(pad), torch.full_like(real, least if least != pad else greatest), real)
 
 
 def _mixed(item: InputPart, real: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Every other value is the pad value, where that is legal; none in the first place of a row."""
-    low, high = item.range
-    if not low <= int(item.pad) < high or not real.dim():
+    number, (low, high) = _pad(item), item.ends
+    assert number is not None, "what is padded with any number is not tilted so"
+    if not low <= (pad := int(number)) < high or not real.dim():
         return real
     mixed = _without(item, real, generator)
-    mixed[..., 1::2] = int(item.pad)
+    mixed[..., 1::2] = pad
     return mixed
 
 

@@ -5,7 +5,7 @@ Only options that have an effect are here; any other name is refused where it is
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -56,10 +56,12 @@ class _Options(BaseModel):
             _refuse(type(self), name)
         super().__setattr__(name, value)
 
-    def __getattr__(self, name: str) -> object:
-        if name in _ELSEWHERE.get(type(self).__name__, ()):
-            _refuse(type(self), name, AttributeError)
-        return super().__getattr__(name)
+    if not TYPE_CHECKING:  # to a type checker any name would be one
+
+        def __getattr__(self, name: str) -> object:
+            if name in _ELSEWHERE.get(type(self).__name__, ()):
+                _refuse(type(self), name, AttributeError)
+            return super().__getattr__(name)
 
     @model_validator(mode="before")
     @classmethod
@@ -87,21 +89,24 @@ class GraphDump(_Options):
     None, the working directory receives it where `path` is."""
 
     type: Annotated[Literal["py", "txt"] | None, BeforeValidator(_dump_type)] = Field(
-        None, description="py: Python code, as TorchAir dumps it; txt: one line for each call"
+        default=None, description="py: Python code, as TorchAir dumps it; txt: one line for each call"
     )
     path: str | None = None
 
 
 class AclGraphDebug(_Options):
-    clone_input: bool = Field(True, description="copy user inputs into memory that all buckets share")
-    enable_output_clone: bool = Field(False, description="hand out outputs as fresh tensors")
-    disable_mempool_reuse_in_same_fx: bool = Field(False, description="give each bucket memory of its own")
-    remove_cat_ops: bool = Field(True, description="let producers write straight into the slices of a cat's result")
+    clone_input: bool = Field(default=True, description="copy user inputs into memory that all buckets share")
+    enable_output_clone: bool = Field(default=False, description="hand out outputs as fresh tensors")
+    disable_mempool_reuse_in_same_fx: bool = Field(default=False, description="give each bucket memory of its own")
+    remove_cat_ops: bool = Field(
+        default=True, description="let producers write straight into the slices of a cat's result"
+    )
     disable_reinplace_inplaceable_ops_pass: bool = Field(
-        False, description="leave intermediate ops out-of-place that could write into their first argument"
+        default=False, description="leave intermediate ops out-of-place that could write into their first argument"
     )
     disable_reinplace_input_mutated_ops_pass: bool = Field(
-        False, description="compute the new values of mutated inputs and states apart, and copy them there at the end"
+        default=False,
+        description="compute the new values of mutated inputs and states apart, and copy them there at the end",
     )
 
 
@@ -112,22 +117,26 @@ class Debug(_Options):
 
 class ExperimentalConfig(_Options):
     composites: Literal["auto", "apart", "whole"] = Field(
-        "auto",
+        default="auto",
         description="how passes and rules of your own see linear, layer_norm, rms_norm and group_norm: apart, as the "
         "calls that TorchAir shows (t, mm, addmm, native_layer_norm); whole; auto: apart, and whole to those that name "
         "composites and find nothing",
     )
     stream_hazards: Literal["repair", "refuse", "allow"] = Field(
-        "repair", description="what to do with a use across streams that no event orders"
+        default="repair", description="what to do with a use across streams that no event orders"
     )
-    remove_noop_ops: bool = Field(True, description="remove ops that return their input unchanged")
-    merge_duplicates: bool = Field(True, description="compute once what is computed several times")
-    pattern_fusion_pass: bool = Field(True, description="apply fusion rules, aotair's own and registered ones")
+    remove_noop_ops: bool = Field(default=True, description="remove ops that return their input unchanged")
+    merge_duplicates: bool = Field(default=True, description="compute once what is computed several times")
+    pattern_fusion_pass: bool = Field(default=True, description="apply fusion rules, aotair's own and registered ones")
     disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
     plan_effort: float = Field(
-        1.0, gt=0, description="work of the searches for lower memory plans, counted: 1 is a second or so for a bucket"
+        default=1.0,
+        gt=0,
+        description="work of the searches for lower memory plans, counted: 1 is a second or so for a bucket",
     )
-    verify_rules: bool = Field(True, description="check each fusion rule on random numbers before it is trusted")
+    verify_rules: bool = Field(
+        default=True, description="check each fusion rule on random numbers before it is trusted"
+    )
 
 
 def _a_pass(value: object) -> object:
@@ -150,7 +159,7 @@ class AclGraphConfig(_Options):
     """TorchAir's place for a pool, which is an argument of `load` here."""
 
     use_custom_pool: Annotated[None, BeforeValidator(_no_pool)] = Field(
-        None, description="always null: aotair.load(path, pool=…) takes a pool"
+        default=None, description="always null: aotair.load(path, pool=…) takes a pool"
     )
 
 
@@ -166,14 +175,14 @@ CUSTOM_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
 class CompilerConfig(_Options):
     mode: Annotated[Literal["reduce-overhead", "npugraph_ex"], BeforeValidator(_mode)] = Field(
-        "reduce-overhead", description="both mean captured graphs, the only mode that there is"
+        default="reduce-overhead", description="both mean captured graphs, the only mode that there is"
     )
     debug: Debug = Field(default_factory=Debug)
     aclgraph_config: AclGraphConfig = Field(default_factory=AclGraphConfig)
     experimental_config: ExperimentalConfig = Field(default_factory=ExperimentalConfig)
-    post_grad_custom_pre_pass: CustomPass = Field(None, description="a pass of your own, before all others")
+    post_grad_custom_pre_pass: CustomPass = Field(default=None, description="a pass of your own, before all others")
     post_grad_custom_post_pass: CustomPass = Field(
-        None, description="a pass of your own, after fusion and before streams and reinplacing"
+        default=None, description="a pass of your own, after fusion and before streams and reinplacing"
     )
 
     def dumping_into(self, folder: str | Path) -> "CompilerConfig":

@@ -2,11 +2,11 @@
 several."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .recipe import BOUND, Buckets, DimensionPart, EntryPart, InputPart, OutputPart, Recipe, bound_at
+from .recipe import Buckets, DimensionPart, EntryPart, InputPart, OutputPart, Recipe, read_bound
 
 # By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
 _TOLERANCES = {"bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
@@ -46,8 +46,9 @@ class EntryJob:
     def least(self, dim: str) -> int:
         """The smallest size of a call along `dim`, as far as it is known; no range may be empty."""
         found = self.dimensions[dim].min if dim in self.dimensions else None
-        bounds = [item.range for item in self.inputs.values() if item.range and isinstance(item.range[1], str)]
-        more = [int(low) + 1 - bound_at(high, {dim: 0}) for low, high in bounds if BOUND.fullmatch(high)[1] == dim]
+        ranges = [item.range for item in self.inputs.values() if item.range]
+        bounds = [(low, *read_bound(high)) for low, high in ranges if isinstance(high, str)]
+        more = [int(low) + 1 - added for low, named, added in bounds if named == dim]
         return max(1, found or 1, *more)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> dict[str, InputPart]:
@@ -57,6 +58,7 @@ class EntryJob:
     def bucket_sizes(self) -> tuple[tuple[int, ...], ...]:
         """Every bucket as sizes in the order of `dims()`, smallest first."""
         dims = self.dims()
+        buckets: Iterable[tuple[int, ...]]
         if isinstance(self.buckets, dict):
             buckets = itertools.product(*(self.buckets[dim] for dim in dims))
         else:
@@ -102,10 +104,10 @@ def _tolerance(recipe: Recipe) -> tuple[float, float]:
     return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
 
 
-def _leaves(values: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, (list, dict)):
-            items = value if isinstance(value, dict) else dict(enumerate(value))
+            items = value if isinstance(value, dict) else {str(place): item for place, item in enumerate(value)}
             yield from _leaves(items, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

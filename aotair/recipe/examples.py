@@ -19,10 +19,11 @@ def copy_example(name: str, folder: Path) -> Iterator[Path]:
     if name not in there:
         raise AotairError("there is no such example", where="aotair init", expected=", ".join(there), got=name)
     text = (recipes / f"{name}.yaml").read_text(encoding="utf-8")
-    module = re.search(r"factory: *recipes\.(\w+):", text)[1]
+    factory = re.search(r"factory: *recipes\.(\w+):", text)
+    assert factory is not None, f"the recipe {name} names no factory beside it"
     texts = {
         f"{name}.yaml": re.sub(r"(factory: *)recipes\.(\w+):", r"\1\2.py:", text),
-        f"{module}.py": (recipes / f"{module}.py").read_text(encoding="utf-8"),
+        f"{factory[1]}.py": (recipes / f"{factory[1]}.py").read_text(encoding="utf-8"),
     }
     for file in map(folder.joinpath, texts):
         if file.exists():
@@ -30,9 +31,9 @@ def copy_example(name: str, folder: Path) -> Iterator[Path]:
                 "a file would be overwritten", where="aotair init", got=str(file), fix="pass --out FOLDER"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in texts.items():
-        (folder / file).write_text(content, encoding="utf-8")
-        yield folder / file
+    for written, content in texts.items():
+        (folder / written).write_text(content, encoding="utf-8")
+        yield folder / written
 
 
 def _folder() -> Path:

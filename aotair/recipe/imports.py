@@ -13,14 +13,14 @@ from ..errors import ModelError
 _under_way: dict[Path, ModuleType] = {}  # files that are being executed
 
 
-def import_callable(name: str, folder: Path, where: str, field: str, *, anew: bool = True) -> Callable:
+def import_callable(name: str, folder: Path, where: str, field: str, *, anew: bool = True) -> Callable[..., object]:
     """The callable that `package.module:attribute` or `path/to/file.py:attribute` names; raises ModelError. A file is
     executed `anew`, or else only where it has not been: a class of it is then the one that the model knows."""
     module_name, _, attribute = name.rpartition(":")
     try:
         with importing_from(folder):
             module = _import_file(folder / module_name, anew) if module_name.endswith(".py") else _import(module_name)
-            value = module
+            value: object = module
             for part in attribute.split("."):
                 value = getattr(value, part)
     except Exception as error:
@@ -66,6 +66,7 @@ def _import_file(path: Path, anew: bool) -> ModuleType:
     if path in _under_way:
         return _under_way[path]
     spec = importlib.util.spec_from_file_location(f"_aotair_recipe_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, "every file whose name ends so has a loader"
     module = importlib.util.module_from_spec(spec)
     there = sys.modules.get(spec.name)
     if not anew and there is not None and getattr(there, "__file__", None) == str(path):

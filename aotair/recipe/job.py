@@ -31,7 +31,7 @@ class Job:
     where: str
     folder: Path
     model: ModelPart
-    factory: Callable | None
+    factory: Callable[..., object] | None
     given: torch.nn.Module | None
     target: Target
     needs: TargetPart
@@ -57,6 +57,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     # First: passes and rules may name ops that the model's module defines.
     factory = None
     if given is None:
+        assert recipe.model.factory is not None, "refused by check_recipe"
         factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
     return Job(
         name=recipe.name,

@@ -1,7 +1,7 @@
 """From YAML or a dict to a recipe that is consistent, or an error with the path to the field at fault."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import RecipeError
 from .entry import EntryJob, entry_jobs
-from .recipe import BOUND, Recipe
+from .recipe import Recipe, read_bound
 
 # The names of a loaded model's attributes, which no entry point may have (tests compare them with the runtime's).
 RESERVED = frozenset(
@@ -60,7 +60,7 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     return parse_recipe(data, path)
 
 
-def _change(data: dict, change: str, where: str) -> None:
+def _change(data: dict[str, Any], change: str, where: str) -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.split(".")
     try:
@@ -88,8 +88,7 @@ def of_model(model: torch.nn.Module, parts: dict[str, object]) -> Recipe:
     if isinstance(inputs, dict):
         inputs = {name: _described(item) if isinstance(item, torch.Tensor) else item for name, item in inputs.items()}
         parts = {**parts, "inputs": inputs}
-    given = {"name": type(model).__name__.strip("_") or "model", **parts}
-    given["model"] = {**given.get("model", {})}
+    given = {"name": type(model).__name__.strip("_") or "model", "model": {}, **parts}
     return parse_recipe(given, needs_factory=False)
 
 
@@ -97,7 +96,7 @@ def _described(tensor: torch.Tensor) -> dict[str, object]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
-def parse_recipe(data: dict, file: Path | None = None, *, needs_factory: bool = True) -> Recipe:
+def parse_recipe(data: Mapping[str, object], file: Path | None = None, *, needs_factory: bool = True) -> Recipe:
     """The recipe in `data`; `file` is where it came from. Without `needs_factory` the model is there already. Raises
     RecipeError."""
     where = str(file) if file else "recipe"
@@ -106,6 +105,12 @@ def parse_recipe(data: dict, file: Path | None = None, *, needs_factory: bool = 
     except ValidationError as error:
         raise _explain(error, where) from error
     recipe = recipe.read_from(file)
+    check_recipe(recipe, where, needs_factory=needs_factory)
+    return recipe
+
+
+def check_recipe(recipe: Recipe, where: str, *, needs_factory: bool = True) -> None:
+    """Raises RecipeError where what the parts of a recipe say does not fit together; `where` is what errors call it."""
     if (recipe.model.factory is None) == needs_factory:
         what = "missing" if needs_factory else "given beside a model"
         fix = "add model.factory to the recipe" if needs_factory else "leave one of them out"
@@ -116,11 +121,10 @@ def parse_recipe(data: dict, file: Path | None = None, *, needs_factory: bool = 
         _check_names(one, at)
         _check_buckets(one, at)
         _check_distinct(one, at)
-    return recipe
 
 
 def _check_entries(recipe: Recipe, where: str) -> None:
-    fields = {"inputs": recipe.inputs, "buckets": recipe.buckets, "outputs": recipe.outputs}
+    fields: dict[str, object] = {"inputs": recipe.inputs, "buckets": recipe.buckets, "outputs": recipe.outputs}
     fields |= {"dimensions": recipe.dimensions}
     fields |= {"constants": recipe.constants, "types": recipe.types, "verify.samples": recipe.verify.samples}
     if not recipe.entry_points and not recipe.inputs:
@@ -174,7 +178,7 @@ def _check_names(entry: EntryJob, where: str) -> None:
 
 def _check_buckets(entry: EntryJob, where: str) -> None:
     dims = set(entry.dims())
-    groups = [entry.buckets] if isinstance(entry.buckets, dict) else entry.buckets
+    groups: Sequence[Mapping[str, object]] = [entry.buckets] if isinstance(entry.buckets, dict) else entry.buckets
     for number, group in enumerate(groups):
         path = "buckets" if isinstance(entry.buckets, dict) else f"buckets[{number}]"
         for dim in dims - set(group):
@@ -191,9 +195,9 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
             )  # fmt: skip
     for name, item in entry.inputs.items():
         high = item.range[1] if item.range else None
-        if isinstance(high, str) and BOUND.fullmatch(high)[1] not in dims:
+        if isinstance(high, str) and (dim := read_bound(high)[0]) not in dims:
             raise RecipeError(
-                f"inputs.{name}.range: no input has the dimension {BOUND.fullmatch(high)[1]}", where=where, got=high,
+                f"inputs.{name}.range: no input has the dimension {dim}", where=where, got=high,
                 expected=f"a number, or one of {', '.join(entry.dims()) or 'no dimensions'}",
             )  # fmt: skip
     _check_least(entry, where)
@@ -221,8 +225,8 @@ def _check_distinct(entry: EntryJob, where: str) -> None:
     for name, item in entry.inputs.items():
         for sizes in entry.bucket_sizes() if item.distinct else ():
             by_dim = dict(zip(entry.dims(), sizes))
-            low, high = map(int, item.bounds(by_dim))
-            count, values = math.prod(by_dim.get(d, d) for d in item.shape), high - low
+            low, high = map(int, item.at(by_dim).ends)
+            count, values = math.prod(item.shape_at(by_dim)), high - low
             if count > values:
                 raise RecipeError(
                     f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones", where=where,

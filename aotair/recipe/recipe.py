@@ -1,10 +1,12 @@
 """The recipe: what a user writes in YAML, as strict dataclasses of pydantic."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -49,6 +51,9 @@ Budget = Annotated[
     int | float, BeforeValidator(read_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
 ]
 
+# What fills the padded part of an input.
+Fill = Literal["any"] | bool | int | float
+
 # The end of a range: a number, or what a dimension has, as nodes or seq + 1.
 BOUND = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:([+-])\s*(\d+))?")
 
@@ -63,19 +68,20 @@ class ModelPart(_Part):
     model_config = ConfigDict(json_schema_extra={"required": ["factory"]})
 
     factory: str | None = Field(
-        None,
+        default=None,
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
         description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the factory")
     weights: str | None = Field(
-        None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
+        default=None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
     )
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = Field(
-        None, description="floating-point parameters and buffers are cast to it; null leaves them"
+        default=None, description="floating-point parameters and buffers are cast to it; null leaves them"
     )
     share_equal_weights: bool = Field(
-        True, description="store weights of equal values once; false: other weights may be loaded later (load_weights)"
+        default=True,
+        description="store weights of equal values once; false: other weights may be loaded later (load_weights)",
     )
 
 
@@ -83,20 +89,21 @@ class TargetPart(_Part):
     """What the artifact will run on."""
 
     device: Literal["cpu", "cuda", "npu"] = "cpu"
-    soc: str | None = Field(None, description="how the name of the device begins, as Ascend910B; null: any")
+    soc: str | None = Field(default=None, description="how the name of the device begins, as Ascend910B; null: any")
     torch_npu: str | None = Field(
-        None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
+        default=None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
     )
     memory_budget: Budget | None = Field(
-        None, description="the most that the model may take: bytes (24GiB), or a share of the device (0.9, 90%)"
+        default=None, description="the most that the model may take: bytes (24GiB), or a share of the device (0.9, 90%)"
     )
     device_memory: Bytes | None = Field(
-        None, description="bytes of the device, so that a share can be checked at build time"
+        default=None, description="bytes of the device, so that a share can be checked at build time"
     )
     workspace: Bytes | None = Field(
-        None, description="bytes that kernels take beside planned memory, for each stream; null: what cuBLAS takes"
+        default=None,
+        description="bytes that kernels take beside planned memory, for each stream; null: what cuBLAS takes",
     )
-    reserve: Bytes = Field(0, description="bytes that the device itself and its graphs take")
+    reserve: Bytes = Field(default=0, description="bytes that the device itself and its graphs take")
     allow_namespaces: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list, description="namespaces of custom ops that every node defines and allows when it loads"
     )
@@ -114,30 +121,35 @@ class InputPart(_Part):
     shape: list[Size | Name] = Field(description="sizes, or names of dynamic dimensions")
     dtype: DType
     range: list[float | int | str] | None = Field(
-        None,
+        default=None,
         min_length=2,
         max_length=2,
         description="legal values: low inclusive, high exclusive; high may be a dimension: [0, nodes], [1, seq + 1]",
     )
     mask: Literal["left", "right", "any"] | None = Field(
-        None, description="zeros and ones, with a one in each row at least: padded on the left or right, or anywhere"
+        default=None,
+        description="zeros and ones, with a one in each row at least: padded on the left or right, or anywhere",
     )
-    pad: Literal["any"] | bool | int | float | dict[Name, Literal["any"] | bool | int | float] | None = Field(
-        None,
+    pad: Fill | dict[Name, Fill] | None = Field(
+        default=None,
         description="what fills the padded part: a number, or 'any' where its value does no harm; null: never padded; "
         "{batch: 0}: padded along these dimensions alone",
     )
-    distinct: bool = Field(False, description="all values differ: rows of a cache, say, that a call writes into")
-    host: bool = Field(
-        False, description="the model takes a list of ints, which kernels read on the host; replaced at each call"
+    distinct: bool = Field(
+        default=False, description="all values differ: rows of a cache, say, that a call writes into"
     )
-    mutated: bool = Field(False, description="the model writes into it; the caller's memory is used in place")
+    host: bool = Field(
+        default=False,
+        description="the model takes a list of ints, which kernels read on the host; replaced at each call",
+    )
+    mutated: bool = Field(default=False, description="the model writes into it; the caller's memory is used in place")
 
     @model_validator(mode="after")
     def _consistent(self) -> "InputPart":
         if self.dtype in INTEGERS and self.range is None and self.mask is None:
             raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
         self._check_range()
+        self._check_pad()
         if isinstance(self.pad, dict) and (not self.pad or len({repr(value) for value in self.pad.values()}) > 1):
             raise ValueError("pad: {dimension: value} needs one value, the same for all dimensions that it names")
         if isinstance(self.pad, dict) and (unknown := [dim for dim in self.pad if dim not in self.shape]):
@@ -164,8 +176,20 @@ class InputPart(_Part):
         if low < least or (not isinstance(high, str) and high > most + 1) or not all(map(_is_whole, self.range)):
             raise ValueError(f"{self.dtype} holds whole numbers from {least} to {most}: range is {self.range}")
 
+    def _check_pad(self) -> None:
+        fill = self.fill
+        if fill is None or isinstance(fill, str):
+            return
+        if self.dtype in FLOATS:
+            held = not torch.finfo(getattr(torch, self.dtype)).max < abs(fill) < math.inf
+        else:
+            least, most = _INTEGERS[self.dtype]
+            held = least <= fill <= most and _is_whole(fill)
+        if not held:
+            raise ValueError(f"pad is no value of {self.dtype}: {fill}")
+
     @property
-    def fill(self) -> object:
+    def fill(self) -> Fill | None:
         """What fills the padded part, along whatever dimensions; None: the input is never padded."""
         return next(iter(self.pad.values())) if isinstance(self.pad, dict) else self.pad
 
@@ -178,41 +202,66 @@ class InputPart(_Part):
         if self.range is None:
             return [0, 2] if self.dtype == "bool" or self.mask is not None else None
         low, high = self.range
+        assert not isinstance(low, str), "refused by _check_range"
         return [low, bound_at(high, sizes) if isinstance(high, str) else high]
 
     def at(self, sizes: Mapping[str, int]) -> "InputPart":
         """The input with `range` in numbers and `pad` as one value."""
         return self.model_copy(update={"range": self.bounds(sizes), "pad": self.fill})
 
+    def shape_at(self, sizes: Mapping[str, int]) -> list[int]:
+        """`shape` where the dimensions have these sizes."""
+        return [sizes[size] if isinstance(size, str) else size for size in self.shape]
+
+    @property
+    def ends(self) -> tuple[float | int, float | int]:
+        """Both ends of `range`, of an input that has one in numbers (`at`)."""
+        assert self.range is not None
+        low, high = self.range
+        assert not isinstance(low, str) and not isinstance(high, str)
+        return low, high
+
+
+def read_bound(text: str) -> tuple[str, int]:
+    """The dimension that an end of a range names, and what is added to its size."""
+    found = BOUND.fullmatch(text)
+    assert found is not None, "refused by _check_range"
+    dim, sign, more = found.groups()
+    return dim, -int(more) if sign == "-" else int(more or 0)
+
 
 def bound_at(text: str, sizes: Mapping[str, int]) -> int:
-    dim, sign, more = BOUND.fullmatch(text).groups()
-    return sizes[dim] + (int(more or 0) if sign != "-" else -int(more))
+    dim, added = read_bound(text)
+    return sizes[dim] + added
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: float | str) -> bool:
     return isinstance(value, str) or value == int(value)
 
 
 class DimensionPart(_Part):
     """One dynamic dimension."""
 
-    min: Size | None = Field(None, description="the smallest size of a call; null: found by trying the model")
+    min: Size | None = Field(default=None, description="the smallest size of a call; null: found by trying the model")
 
 
 class OutputPart(_Part):
     """One tensor that the model returns."""
 
-    clone: bool = Field(False, description="each call gives a tensor of its own, which no later call overwrites")
+    clone: bool = Field(
+        default=False, description="each call gives a tensor of its own, which no later call overwrites"
+    )
 
 
 class VerifyPart(_Part):
     """How the build compares with the original model."""
 
-    atol: float | None = Field(None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
-    rtol: float | None = Field(None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
-    seed: int = Field(0, ge=0)
-    samples: str | None = Field(None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT")
+    atol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
+    rtol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
+    seed: int = Field(default=0, ge=0)
+    samples: str | None = Field(
+        default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
+    )
 
 
 class QuantizePart(_Part):
@@ -239,22 +288,22 @@ Dimensions = dict[Name, DimensionPart]
 class EntryPart(_Part):
     """One callable of the artifact."""
 
-    method: Name = Field("forward", description="the model's method that it calls")
+    method: Name = Field(default="forward", description="the model's method that it calls")
     inputs: Inputs = Field(min_length=1)
     buckets: Buckets = Field(default_factory=dict)
     outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
-    samples: str | None = Field(None, description="as verify.samples, for this entry point")
+    samples: str | None = Field(default=None, description="as verify.samples, for this entry point")
     constants: Constants = Field(default_factory=dict, description="as the recipe's, for this entry point")
     types: Types = Field(default_factory=dict, description="as the recipe's, for this entry point")
     dimensions: Dimensions = Field(default_factory=dict, description="as the recipe's, for this entry point")
 
     @field_validator("buckets")
     @classmethod
-    def _some(cls, buckets):
+    def _some(cls, buckets: Buckets) -> Buckets:
         return _distinct(buckets)
 
 
-def _distinct(buckets):
+def _distinct(buckets: Buckets) -> Buckets:
     if isinstance(buckets, dict):
         for name, sizes in buckets.items():
             if not sizes or len(set(sizes)) != len(sizes):
@@ -297,7 +346,7 @@ class Recipe(_Part):
     fusion: list[Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
     )
-    quantize: QuantizePart | None = Field(None, description="null: compute in the model's own dtypes")
+    quantize: QuantizePart | None = Field(default=None, description="null: compute in the model's own dtypes")
     verify: VerifyPart = Field(default_factory=VerifyPart)
     config: CompilerConfig = Field(default_factory=CompilerConfig)
 
@@ -312,7 +361,7 @@ class Recipe(_Part):
 
     @field_validator("buckets")
     @classmethod
-    def _some(cls, buckets):
+    def _some(cls, buckets: Buckets) -> Buckets:
         return _distinct(buckets)
 
     @property

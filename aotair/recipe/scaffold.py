@@ -18,9 +18,9 @@ _DEFAULT_SIZES = {"batch": [1, 8], "seq": [16, 64]}
 class _Guess:
     """One input: its shape, dtype, legal values, and padding."""
 
-    shape: list
+    shape: list[int | str]
     dtype: str = "float32"
-    range: list | None = None
+    range: list[int] | None = None
     pad: object = None
     mask: str | None = None
 
@@ -47,7 +47,7 @@ def _made(factory: str, kwargs: Mapping[str, object]) -> torch.nn.Module:
     return model
 
 
-def _written(factory: str, kwargs: dict, model: torch.nn.Module) -> str:
+def _written(factory: str, kwargs: dict[str, object], model: torch.nn.Module) -> str:
     constants = _constants(model)
     guesses = {name: _guess(name, model) for name in _tensor_arguments(model) if name not in constants}
     dims = {dim: sizes for dim, sizes in _DEFAULT_SIZES.items() if any(dim in g.shape for g in guesses.values())}
@@ -110,7 +110,7 @@ def _guess(name: str, model: torch.nn.Module) -> _Guess:
     return _Guess(["batch", first.in_features if first is not None else 16], pad="any")
 
 
-def _plain(guess: _Guess) -> dict:
+def _plain(guess: _Guess) -> dict[str, object]:
     values = {"shape": guess.shape, "dtype": guess.dtype, "range": guess.range, "pad": guess.pad}
     values |= {"mask": guess.mask}
     return {key: value for key, value in values.items() if value is not None}
@@ -121,7 +121,8 @@ def _remark(model: torch.nn.Module, guesses: Mapping[str, _Guess], constants: Ma
     sizes = {dim: values[0] for dim, values in _DEFAULT_SIZES.items()}
     inputs = {}
     for name, guess in guesses.items():
-        inputs[name] = torch.zeros([sizes.get(d, d) for d in guess.shape], dtype=getattr(torch, guess.dtype))
+        shape = [sizes[size] if isinstance(size, str) else size for size in guess.shape]
+        inputs[name] = torch.zeros(shape, dtype=getattr(torch, guess.dtype))
     try:
         with torch.no_grad():
             model(**inputs, **constants)

@@ -391,6 +391,7 @@ def test_a_recipe_that_means_nothing_is_refused(change, says):
         ("Kwargs", ["x", "rest.class"], {}, {}, "write class: it is an argument of its own"),
         ("DataClass", ["batch.ids"], {}, {}, "inputs.batch: no Batch can be made of ids: TypeError"),
         ("Dict", ["batch.ids", "batch.mask", "x"], {}, {"batch": "no.such:Thing"}, "types.batch: cannot import"),
+        ("Dict", ["batch.ids", "batch.mask", "x"], {}, {"batch": "math:sqrt"}, "types.batch: 'math:sqrt' is no class"),
         ("Dict", ["batch.ids", "x"], {}, {}, "KeyError: 'mask'"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import builtins
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ GOOD = {
     "inputs": {"x": {"shape": ["n", 4], "dtype": "float32", "pad": "any"}},
     "buckets": {"n": [1, 4]},
 }
+INTEGERS = {"shape": ["n"], "dtype": "int8", "range": [0, 9]}
 
 
 def changed(path: str, value: object) -> dict:
@@ -80,6 +82,12 @@ def test_buckets_are_the_product_or_an_explicit_list():
         ("inputs", {"x": {"shape": [2], "dtype": "int64"}}, "inputs.x", "range"),
         ("inputs", {"x": {"shape": [2], "dtype": "int64", "range": [3, 3]}}, "inputs.x", "low < high"),
         ("inputs", {"x": {"shape": [2], "dtype": "float32", "mutated": True, "pad": 0}}, "inputs.x", "mutated"),
+        ("inputs.x.pad", 1e40, "inputs.x", "pad is no value of float32"),
+        ("inputs.x.pad", {"n": -(2**200)}, "inputs.x", "pad is no value of float32"),
+        ("inputs.x", INTEGERS | {"pad": 1.5}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", INTEGERS | {"pad": 200}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", INTEGERS | {"pad": float("inf")}, "inputs.x", "pad is no value of int8"),
+        ("inputs.x", {"shape": ["n"], "dtype": "bool", "pad": 3}, "inputs.x", "pad is no value of bool"),
         ("inputs", {}, "inputs", "missing"),
         ("name", "../up", "name", "pattern"),
     ],
@@ -118,6 +126,19 @@ def test_what_is_no_recipe_is_said(tmp_path: Path, text: str, says: str):
 def test_a_file_that_is_not_there():
     with pytest.raises(RecipeError, match="no such recipe"):
         read_recipe("nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"model": {}}, "model.factory: missing"),
+        ({"inputs": {}}, "inputs: missing"),
+        ({"buckets": {}}, "buckets: the dynamic dimension 'n' of inputs.x.shape has no sizes"),
+    ],
+)
+def test_a_recipe_that_was_made_in_python_is_checked_as_one_that_was_read(change: dict, says: str, tmp_path: Path):
+    with pytest.raises(RecipeError, match=re.escape(says)):
+        aotair.build(Recipe.model_validate(GOOD | change), tmp_path / "out")
 
 
 def test_config_refuses_unknown_names_and_wrong_types_at_assignment():
