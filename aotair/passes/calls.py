@@ -59,15 +59,17 @@ def _expand(node: Node, name: str) -> None:
 
 def _hand_out(node: Node, results: Sequence[object], name: str) -> None:
     for user in list(node.users):
-        if user.target is not operator.getitem or not isinstance(results[user.args[1]], Node):
+        place = user.args[1] if user.target is operator.getitem else None
+        result = results[place] if isinstance(place, int) else None
+        if not isinstance(result, Node):
             raise _refused(node, name, "its results are used as a whole")
-        user.replace_all_uses_with(results[user.args[1]])
+        user.replace_all_uses_with(result)
         user.graph.erase_node(user)
 
 
 def _traced(node: Node, name: str) -> tuple[torch.fx.GraphModule, list[Node]]:
     """The ops that the call makes, and the nodes that their placeholders stand for."""
-    run, given = as_function(node, _method(node.target) if node.op == "call_method" else node.target)
+    run, given = as_function(node, _method(node.target) if isinstance(node.target, str) else node.target)
     try:
         with quiet_torch():
             body = fwd_only(run, [one.meta["val"] for one in given], run_functional_passes=False)
@@ -80,7 +82,7 @@ def _traced(node: Node, name: str) -> tuple[torch.fx.GraphModule, list[Node]]:
     return body, given
 
 
-def _method(name: str) -> Callable:
+def _method(name: str) -> Callable[..., object]:
     return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
 
 
