@@ -68,6 +68,7 @@ def _call(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, name:
     except Exception as error:
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)
+    calls.by_position(module.graph)
     air.in_plain_words(module.graph)
     calls.resolve_calls(module.graph, name)
     returned = operands(module.graph.output_node())
