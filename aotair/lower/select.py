@@ -14,7 +14,7 @@ from torch.fx.node import Node
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
 from ..graph.user_line import source
-from ..ops.host import vendor
+from ..ops.host import VendorOp, vendor
 from ..target.out_variants import out_variant
 from ..target.target import Target
 from . import slices
@@ -42,7 +42,7 @@ class Way(enum.Enum):
 class Kernel:
     """The overload to call (for LISTS: what stands for it), and how."""
 
-    op: object
+    op: torch._ops.OpOverload | VendorOp
     way: Way
 
     @property
@@ -56,19 +56,22 @@ def select(graph: torch.fx.Graph, target: Target) -> Mapping[Node, Kernel]:
     found: dict[Node, Kernel] = {}
     known = {storage_of(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
+        op = node.target
+        if node.op != "call_function" or op is operator.getitem:
+            continue
+        assert isinstance(op, torch._ops.OpOverload)  # sizes are numbers, so that nothing else is called
         if "event" in node.meta:
-            found[node] = Kernel(node.target, Way.EVENT)
-        elif node.op == "call_function" and node.target is not operator.getitem:
+            found[node] = Kernel(op, Way.EVENT)
+        else:
             storages = [storage_of(value) for _, value in tensors_of(node.meta["val"])]
             is_view = storages and all(storage in known for storage in storages)
-            if not is_view or node.target._schema.is_mutable:
-                found[node] = _kernel(node, target)
+            if not is_view or op._schema.is_mutable:
+                found[node] = _kernel(node, op, target)
             known.update(storages)
     return found
 
 
-def _kernel(node: Node, target: Target) -> Kernel:
-    op = node.target
+def _kernel(node: Node, op: torch._ops.OpOverload, target: Target) -> Kernel:
     if op in UNINITIALISED:
         return Kernel(op, Way.NOTHING)
     if op in COPIES:
