@@ -16,6 +16,7 @@ from aotair_runtime.format.schema import Origin
 
 from . import fusion
 from .export.export import Exported
+from .fusion.rule import Fused, Registered, Variant
 from .graph.show import show
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.job import Job
@@ -75,7 +76,16 @@ def _sources(config: CompilerConfig, rules: Sequence[fusion.Rule]) -> Iterator[s
         yield f"{option} {'' if function is None else _file_of(function)}"
     for rule in (*rules, *fusion.registered()):
         for variant in rule.variants:
-            yield f"{rule.name} {_file_of(variant.search_fn)} {variant.looks} {variant.does}"
+            yield f"{rule.name} {_variant(variant)}"
+
+
+def _variant(variant: Variant) -> str:
+    """Raises TypeError for a kind of pattern whose source is not known."""
+    if isinstance(variant, Registered):
+        return f"{_file_of(variant.search_fn)} {variant.looks} {variant.does}"
+    if isinstance(variant, Fused):
+        return f"{_file_of(variant.replace)} {_file_of(variant.check)}"
+    raise TypeError(f"a rule's variant is a {type(variant).__name__}")
 
 
 def _file_of(function: Callable[..., object]) -> str:

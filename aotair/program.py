@@ -254,7 +254,8 @@ def _legal(item: InputPart, job: EntryJob) -> tuple[float, ...] | None:
     if item.range is None and (item.mask is None or item.dtype == "bool"):
         return None
     largest = [max(sizes) for sizes in zip(*job.bucket_sizes())]
-    return tuple(map(float, item.bounds(dict(zip(job.dims(), largest)))))
+    bounds = item.bounds(dict(zip(job.dims(), largest)))
+    return None if bounds is None else tuple(map(float, bounds))
 
 
 def _cloned(exported: Exported, job: EntryJob) -> set[int]:

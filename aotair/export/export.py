@@ -17,7 +17,7 @@ from torch.fx.graph import _Namespace
 from torch.fx.node import Node
 from torch.utils import _pytree
 
-from aotair_runtime.format.schema import Expr, Tree
+from aotair_runtime.format.schema import Expr, Scalar, Tree
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ExportError, ModelError, SizesError, UnsupportedError, user_frame
@@ -73,7 +73,7 @@ class Exported:
     entry: str = "forward"
     buckets: tuple[tuple[int, ...], ...] = ()
     why: str = ""
-    defaults: tuple[tuple[str, object], ...] = ()
+    defaults: tuple[tuple[str, Scalar], ...] = ()
 
     def serves(self, sizes: tuple[int, ...]) -> bool:
         """Whether the graph is right for a bucket."""

@@ -5,12 +5,14 @@ The only file that knows that library.
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import detect_fake_mode
 from torch._export.utils import _special_op_to_preserve_cia
+from torch._guards import detect_fake_mode
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch._inductor.pattern_matcher import (
     MULTIPLE,
@@ -29,15 +31,18 @@ from torch._inductor.pattern_matcher import fwd_only as torch_fwd_only
 from torch._inductor.pattern_matcher import register_replacement as _register
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node, Target
+from torch.utils._ordered_set import OrderedSet
 
 from ..graph.kept_whole import KEPT_WHOLE
 
 __all__ = [
     "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",
-    "PatternExpr", "arguments", "call", "commutes", "entry_of", "fwd_only", "graft", "part",
-    "torch_fwd_only", "wanted",
+    "Options", "PatternExpr", "ReplacementPatternEntry", "Trace", "arguments", "call", "commutes", "entry_of",
+    "fwd_only", "graft", "part", "torch_fwd_only", "wanted",
 ]  # fmt: skip
+
+Trace = Callable[..., torch.fx.GraphModule]  # of a function and its example inputs
 
 
 class Either(PatternExpr):
@@ -46,7 +51,7 @@ class Either(PatternExpr):
     def __init__(self, *choices: PatternExpr):
         self.choices = choices
 
-    def _match(self, node: Node, ctx: MatchContext):
+    def _match(self, node: Node, ctx: MatchContext) -> Match | FailedMatch:
         before = dict(ctx.pattern_to_node)
         found: Match | FailedMatch = FailedMatch("no choice")
         for choice in self.choices:
@@ -59,12 +64,12 @@ class Either(PatternExpr):
             ctx.pattern_to_node = dict(before)
         return found
 
-    def find_anchor_nodes(self, ctx: MatchContext, searched) -> Iterator[Node | None]:
+    def find_anchor_nodes(self, ctx: MatchContext, searched: OrderedSet[Node]) -> Generator[Node | None, None, None]:
         for choice in self.choices:
             yield from choice.find_anchor_nodes(ctx, searched)
 
 
-def call(op: torch._ops.OpOverload | Sequence, *args: object, **kwargs: object) -> CallFunction:
+def call(op: Target | Sequence[Target], *args: object, **kwargs: object) -> CallFunction:
     """A call of `op` (or of one of several), used any number of times: who else uses it is checked for all rules."""
     return CallFunction(op, *args, _users=MULTIPLE, **kwargs)
 
@@ -81,7 +86,11 @@ def part(pattern: PatternExpr, number: int) -> CallFunction:
 
 @torch.no_grad()
 def fwd_only(
-    function: Callable, args: Sequence[object], *, run_functional_passes: bool = True, get_decomp_fn: object = None
+    function: Callable[..., object],
+    args: Sequence[object],
+    *,
+    run_functional_passes: bool = True,
+    get_decomp_fn: object = None,
 ) -> torch.fx.GraphModule:
     """The graph of `function(*args)` as export would give it: the same ops stay whole, and no-ops are gone.
 
@@ -98,7 +107,7 @@ def fwd_only(
     return module
 
 
-def _kept_whole() -> dict:
+def _kept_whole() -> dict[torch._ops.OpOverload, Callable[..., object]]:
     packets = [getattr(torch.ops.aten, name) for name in sorted(KEPT_WHOLE)]
     ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     composite = [op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)]
@@ -108,12 +117,32 @@ def _kept_whole() -> dict:
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
-def entry_of(search_fn: Callable, replace_fn: Callable, example_inputs: Sequence, **options: object) -> tuple:
+@dataclass(frozen=True)
+class Options:
+    """How torch is to make a pattern of two functions; `register_replacement` says what each is."""
+
+    trace_fn: Trace
+    extra_check: Callable[[Match], bool]
+    search_fn_pattern: PatternExpr | None = None
+    scalar_workaround: dict[str, float | int] | None = None
+
+
+def entry_of(
+    search_fn: Callable[..., object],
+    replace_fn: Callable[..., object],
+    example_inputs: tuple[torch.Tensor, ...],
+    options: Options,
+) -> tuple[ReplacementPatternEntry, str]:
     """What torch makes of a rule: an entry with `pattern`, `extra_check` and `normalize_args`; and a text that is equal
     for equal patterns, constants included."""
     rules = PatternMatcherPass()
-    _register(search_fn, replace_fn, example_inputs, pass_dicts=rules, **options)
-    return next(iter(rules.patterns.values()))[0], str(dict(rules.seen_patterns))
+    _register(
+        search_fn, replace_fn, example_inputs, options.trace_fn, rules, options.extra_check,
+        scalar_workaround=options.scalar_workaround, search_fn_pattern=options.search_fn_pattern,
+    )  # fmt: skip
+    entry = next(iter(rules.patterns.values()))[0]
+    assert isinstance(entry, ReplacementPatternEntry)  # there is no other kind of rule with a replacement
+    return entry, str(dict(rules.seen_patterns))
 
 
 def arguments(pattern: object) -> set[str]:
@@ -124,7 +153,7 @@ def arguments(pattern: object) -> set[str]:
     return set().union(*map(arguments, inner)) if inner else set()
 
 
-def wanted(pattern: object) -> Iterator[Sequence]:
+def wanted(pattern: object) -> Iterator[Sequence[Target]]:
     """For each call that a pattern has to find: the targets that it may be of."""
     if isinstance(pattern, (CallFunction, MultiOutputPattern)):
         if isinstance(pattern, CallFunction):
@@ -134,6 +163,7 @@ def wanted(pattern: object) -> Iterator[Sequence]:
             yield from wanted(one)
 
 
-def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[object]) -> list[Node]:
+def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[Argument]) -> list[Node]:
     """Put `replacement`, called with `args`, into the graph at the first of the match's outputs; the new nodes."""
-    return ReplacementPatternEntry.replace_with_graph(match, match.graph, replacement, args)
+    given = cast(Sequence[Node], args)  # constants too, which torch's own type leaves out
+    return ReplacementPatternEntry.replace_with_graph(match, match.graph, replacement, given)

@@ -29,7 +29,7 @@ def nearest(variants: Iterable[Variant], node: Node) -> str | None:
     Near: at least half of the ops below the anchor that compute something are those of the pattern. Nothing where no
     variant is near.
     """
-    walks = [_walked(variant.outputs[0], node) for variant in variants]
+    walks = [_walked(variant.anchor, node) for variant in variants]
     near = [walk for walk in walks if walk.differences and walk.found and 2 * walk.found >= walk.wanted]
     if not near:
         return None
@@ -51,9 +51,8 @@ class _Walk:
         self.bound = other.bound
 
 
-def _walked(pattern: PatternExpr, node: Node) -> _Walk:
+def _walked(pattern: CallFunction, node: Node) -> _Walk:
     """The walk from an anchor, which does not count itself; empty where the anchor itself is another."""
-    assert isinstance(pattern, CallFunction)
     walk = _Walk()
     if node.target in LIGHT and (len(node.args) != len(pattern.args) or _constants_differ(pattern, node)):
         return walk
@@ -126,7 +125,8 @@ def _weight(pattern: object) -> int:
 
 
 def _names(pattern: CallFunction) -> str:
-    return " or ".join(str(t) if isinstance(t, torch._ops.OpOverload) else t.__name__ for t in pattern.fns)
+    texts = (str(t) if isinstance(t, torch._ops.OpOverload) else getattr(t, "__name__", str(t)) for t in pattern.fns)
+    return " or ".join(texts)
 
 
 def _given(node: Node) -> str:

@@ -4,12 +4,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from ..errors import GraphError
-from .matcher import Match, PatternExpr, fwd_only, torch_fwd_only
+from .matcher import Match, Options, PatternExpr, Trace, fwd_only, torch_fwd_only
 from .rule import Declined, Registered, Rule
 
 _rules: list[Rule] = []
-_of_function: dict[Callable, tuple[Rule, ...]] = {}
+_of_function: dict[Callable[[], object], tuple[Rule, ...]] = {}
 
 
 def _always(match: Match) -> bool:
@@ -17,10 +19,10 @@ def _always(match: Match) -> bool:
 
 
 def register_replacement(
-    search_fn: Callable,
-    replace_fn: Callable,
-    example_inputs: Sequence,
-    trace_fn: Callable = fwd_only,
+    search_fn: Callable[..., object],
+    replace_fn: Callable[..., object],
+    example_inputs: Sequence[torch.Tensor],
+    trace_fn: Trace = fwd_only,
     extra_check: Callable[[Match], bool] = _always,
     search_fn_pattern: PatternExpr | None = None,
     scalar_workaround: dict[str, float | int] | None = None,
@@ -40,13 +42,9 @@ def register_replacement(
     `skip_duplicates`, and where the functions cannot be made a rule.
     """
     name = _name(search_fn)
-    options = {
-        # torch's own takes apart for Inductor what no graph here, nor TorchAir's, has apart
-        "trace_fn": fwd_only if trace_fn is torch_fwd_only else trace_fn,
-        "extra_check": _named(name, extra_check),
-        "search_fn_pattern": search_fn_pattern,
-        "scalar_workaround": scalar_workaround,
-    }
+    # torch's own takes apart for Inductor what no graph here, nor TorchAir's, has apart
+    traces = fwd_only if trace_fn is torch_fwd_only else trace_fn
+    options = Options(traces, _named(name, extra_check), search_fn_pattern, scalar_workaround)
     try:
         variant = Registered(search_fn, replace_fn, _distinct(example_inputs), options)
     except Exception as error:
@@ -56,6 +54,7 @@ def register_replacement(
         ) from error
     for rule in _rules:
         (known,) = rule.variants
+        assert isinstance(known, Registered)  # nothing else is put there
         if known.looks != variant.looks:
             continue
         if skip_duplicates or known.does == variant.does:
@@ -70,13 +69,13 @@ def register_replacement(
     )
 
 
-def _distinct(inputs: Sequence) -> tuple:
+def _distinct(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """An input given for several arguments is traced as one of them: a copy for each."""
-    seen: set[int] = set()
-    return tuple(value.clone() if id(value) in seen or seen.add(id(value)) else value for value in inputs)
+    first = {id(value): place for place, value in reversed([*enumerate(inputs)])}
+    return tuple(value if first[id(value)] == place else value.clone() for place, value in enumerate(inputs))
 
 
-def _name(function: Callable) -> str:
+def _name(function: Callable[..., object]) -> str:
     inner = function.func if isinstance(function, functools.partial) else function
     return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 
@@ -102,7 +101,7 @@ def registered() -> tuple[Rule, ...]:
     return tuple(_rules)
 
 
-def rules_of(function: Callable) -> tuple[Rule, ...]:
+def rules_of(function: Callable[[], object]) -> tuple[Rule, ...]:
     """The rules that `function` registers, for those who name it and nobody else. It is called once a process."""
     if function not in _of_function:
         with _apart() as found:
@@ -114,7 +113,8 @@ def rules_of(function: Callable) -> tuple[Rule, ...]:
 @contextlib.contextmanager
 def _apart() -> Iterator[list[Rule]]:
     """A list that receives what is registered in the meantime."""
-    kept, found = list(_rules), []
+    kept = list(_rules)
+    found: list[Rule] = []
     _rules.clear()
     try:
         yield found

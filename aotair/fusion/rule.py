@@ -5,11 +5,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Argument, Node, Target, map_arg
 
 from ..errors import GraphError
 from ..ops.naming import host_as_npu
-from .matcher import CallFunction, FailedMatch, Match, MultiOutputPattern, PatternExpr, arguments, entry_of, fwd_only
+from .matcher import (
+    CallFunction,
+    FailedMatch,
+    Match,
+    MultiOutputPattern,
+    Options,
+    PatternExpr,
+    ReplacementPatternEntry,
+    arguments,
+    entry_of,
+    fwd_only,
+)
+
+Results = tuple[torch.Tensor, ...]  # of a function that stands for a match
 
 
 class Declined(Exception):
@@ -25,7 +38,7 @@ class Replacement:
     """A graph to put in the place of a match, and the nodes and constants that it is called with."""
 
     module: torch.fx.GraphModule
-    args: list
+    args: list[Argument]
 
 
 class Variant:
@@ -36,8 +49,15 @@ class Variant:
     @property
     def outputs(self) -> list[PatternExpr]:
         """What the match makes for others, in the order of the replacement's results."""
-        several = isinstance(self.pattern, MultiOutputPattern)
-        return [output for output in self.pattern.outputs if output is not None] if several else [self.pattern]
+        several = self.pattern.outputs if isinstance(self.pattern, MultiOutputPattern) else [self.pattern]
+        return [output for output in several if output is not None]
+
+    @property
+    def anchor(self) -> CallFunction:
+        """The first of them: a match is looked for at the nodes that it may be."""
+        first = self.outputs[0]
+        assert isinstance(first, CallFunction)  # a rule that is no such is not registered
+        return first
 
     def plan(self, match: Match) -> Replacement | str:
         raise NotImplementedError
@@ -53,7 +73,7 @@ class Fused(Variant):
     """
 
     pattern: PatternExpr
-    replace: Callable
+    replace: Callable[..., Results]
     check: Callable[..., str | None]
     named: Mapping[str, PatternExpr] = field(default_factory=dict)
 
@@ -70,7 +90,7 @@ class Fused(Variant):
         return Replacement(fwd_only(lambda *args: self.replace(**dict(zip(given, args))), values), [*given.values()])
 
 
-def _wanted(function: Callable, given: Mapping[str, object]) -> dict[str, object]:
+def _wanted(function: Callable[..., object], given: Mapping[str, Argument]) -> dict[str, Argument]:
     return {name: given[name] for name in inspect.signature(function).parameters if name in given}
 
 
@@ -78,18 +98,20 @@ def _wanted(function: Callable, given: Mapping[str, object]) -> dict[str, object
 class Registered(Variant):
     """A pattern that torch makes from a user's functions, with torch's own check of shapes."""
 
-    search_fn: Callable
-    replace_fn: Callable
-    example_inputs: tuple
-    options: Mapping[str, object]
-    entry: object = field(init=False)
+    search_fn: Callable[..., object]
+    replace_fn: Callable[..., object]
+    example_inputs: tuple[torch.Tensor, ...]
+    options: Options
+    pattern: PatternExpr = field(init=False)
+    entry: ReplacementPatternEntry = field(init=False)
     looks: str = field(init=False)  # the pattern as text, and the replacement: equal for equal ones
     does: str = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         with host_as_npu():
             entry, looks, replacement = self._traced()
-        for name, value in (("entry", entry), ("looks", looks), ("does", replacement.code)):
+        made = {"pattern": entry.pattern, "entry": entry, "looks": looks, "does": replacement.code}
+        for name, value in made.items():
             object.__setattr__(self, name, value)
         if replacement.graph.find_nodes(op="get_attr"):
             raise ValueError("replace_fn holds a tensor of its own: make it an argument")
@@ -100,16 +122,12 @@ class Registered(Variant):
             if not any(one == name or one.startswith(f"{name}_") for one in bound):
                 raise ValueError(f"search_fn does not use its argument {name!r}")
 
-    def _traced(self) -> tuple[object, str, torch.fx.GraphModule]:
-        entry, looks = entry_of(self.search_fn, self.replace_fn, self.example_inputs, **self.options)
-        scalars, examples = self.options["scalar_workaround"] or {}, iter(self.example_inputs)
+    def _traced(self) -> tuple[ReplacementPatternEntry, str, torch.fx.GraphModule]:
+        entry, looks = entry_of(self.search_fn, self.replace_fn, self.example_inputs, self.options)
+        scalars, examples = self.options.scalar_workaround or {}, iter(self.example_inputs)
         names = inspect.signature(self.search_fn).parameters
         given = [scalars[name] if name in scalars else next(examples) for name in names]
         return entry, looks, fwd_only(self.replace_fn, given)
-
-    @property
-    def pattern(self) -> PatternExpr:  # type: ignore[override]  # a field in the base class
-        return self.entry.pattern
 
     def plan(self, match: Match) -> Replacement | str:
         try:
@@ -123,6 +141,7 @@ class Registered(Variant):
             return f"its functions cannot be traced with these shapes and dtypes: {type(error).__name__}: {error}"
         if not holds:
             return "a constant, a shape or a dtype differs from what search_fn gives"
+        assert match.replacement_graph is not None  # torch's check made it
         return Replacement(match.replacement_graph, self.entry.normalize_args(*match.args, **match.kwargs))
 
 
@@ -142,9 +161,9 @@ class Rule:
     def matches(self, node: Node) -> Iterator[tuple[Variant, Match | FailedMatch]]:
         """What each variant has to say about `node` as the anchor of a match."""
         for variant in self.variants:
-            if node.target in variant.outputs[0].fns:
+            if node.target in variant.anchor.fns:
                 yield variant, variant.pattern.match(node)
 
-    def anchors(self) -> set:
+    def anchors(self) -> set[Target]:
         """The targets of the nodes at which a match may be found."""
-        return {target for variant in self.variants for target in variant.outputs[0].fns}
+        return {target for variant in self.variants for target in variant.anchor.fns}

@@ -2,10 +2,11 @@
 
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Argument, Node, map_arg
 
 from ..graph.show import target_name
 from .matcher import Match
@@ -14,7 +15,7 @@ from .rule import Replacement, Rule
 # Units in the last place of the largest value by which floats may differ: a fused op rounds once where the ops apart
 # round several times.
 _ULPS = 4
-_seen: weakref.WeakKeyDictionary[Rule, dict] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[Rule, dict[object, str | None]] = weakref.WeakKeyDictionary()
 
 
 def numbers_differ(rule: Rule, match: Match, outputs: Sequence[Node], planned: Replacement) -> str | None:
@@ -36,7 +37,9 @@ def numbers_differ(rule: Rule, match: Match, outputs: Sequence[Node], planned: R
     return _seen[rule][key]
 
 
-def _tried(match: Match, outputs: Sequence[Node], planned: Replacement, inputs: Sequence[Node], indices: int):
+def _tried(
+    match: Match, outputs: Sequence[Node], planned: Replacement, inputs: Sequence[Node], indices: int
+) -> str | None:
     generator = torch.Generator().manual_seed(0)
     values = {node: _random(node.meta["val"], generator, indices) for node in inputs}
     with torch.no_grad():
@@ -55,20 +58,24 @@ def _inputs(match: Match, planned: Replacement) -> list[Node]:
     return [*dict.fromkeys([*given, *(arg for arg in planned.args if isinstance(arg, Node))])]
 
 
-def _apart(match: Match, outputs: Sequence[Node], values: dict[Node, object]) -> list:
-    made = dict(values)
+def _apart(match: Match, outputs: Sequence[Node], values: Mapping[Node, Argument]) -> list[torch.Tensor]:
+    made: dict[Node, Any] = dict(values)
     for node in sorted(match.nodes):
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+        arguments: Any = map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+        args, kwargs = arguments
+        assert callable(node.target)  # graphs have no methods
         made[node] = args[0][args[1]] if node.target is operator.getitem else node.target(*args, **kwargs)
     return [made[node] for node in outputs]
 
 
-def _random(value: object, generator: torch.Generator, indices: int) -> object:
+def _random(value: object, generator: torch.Generator, indices: int) -> Argument:
     """A tensor with the strides of `value`: normal numbers, or integers below `indices`."""
     if isinstance(value, (torch.SymInt, int)):
         return _hint(value)
     if isinstance(value, (tuple, list)):
         return type(value)(_random(item, generator, indices) for item in value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"there are no random numbers for {value!r}")
     shape, strides = [_hint(size) for size in value.shape], [_hint(step) for step in value.stride()]
     count = 1 + sum((size - 1) * step for size, step in zip(shape, strides)) if all(shape) else 0
     if value.dtype.is_floating_point:
@@ -79,7 +86,8 @@ def _random(value: object, generator: torch.Generator, indices: int) -> object:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+    hint: int = size.node.hint if isinstance(size, torch.SymInt) else size
+    return hint
 
 
 def _kind(value: object) -> object:

@@ -32,7 +32,12 @@ class NoBody(Exception):
 
 
 def body(
-    mode: FakeTensorMode, op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, device: str, pure: bool = True
+    mode: FakeTensorMode,
+    op: torch._ops.OpOverload,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    device: str,
+    pure: bool = True,
 ) -> torch.fx.GraphModule:
     """The calls that `op` makes on these fake arguments, as a graph whose placeholders are their tensors in order; what
     it writes into an argument is copied there at the end. `device`: the kind that the program is for. Without `pure`
@@ -47,7 +52,7 @@ def body(
     raise NoBody("; ".join(reasons) or "it has none")
 
 
-def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable]:
+def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable[..., object]]:
     """What computes the same as `op` with other ops, the first choice first."""
     if (known := _SAME.get(op.name())) is not None:
         yield functools.partial(known, device)
@@ -57,7 +62,7 @@ def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable]:
         yield decomposition_table[op]
 
 
-def _kernel(op: torch._ops.OpOverload) -> Iterator[Callable]:
+def _kernel(op: torch._ops.OpOverload) -> Iterator[Callable[..., object]]:
     # Of torch's own, what a device without a kernel runs; of a custom op, the host's kernel.
     key = _WITHOUT_KERNELS if op.namespace == "aten" else "CPU"
     if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
@@ -65,7 +70,12 @@ def _kernel(op: torch._ops.OpOverload) -> Iterator[Callable]:
 
 
 def _traced(
-    mode: FakeTensorMode, op: torch._ops.OpOverload, function: Callable, args: tuple, kwargs: Mapping, pure: bool
+    mode: FakeTensorMode,
+    op: torch._ops.OpOverload,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    pure: bool,
 ) -> torch.fx.GraphModule:
     leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -110,12 +120,14 @@ def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor
         raise NoBody("it is served for an input of two dimensions and a weight of three")
     if device == "npu":
         ends = offs.to(torch.int64)
-        return torch.ops.npu.npu_grouped_matmul(
+        products: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
             [input], [weight], group_list=ends, group_list_type=0, group_type=0, split_item=3
-        )[0]
+        )
+        return products[0]
     steps = [step * factor.element_size() for factor in (input, weight) for step in factor.stride() if step != 1]
     if input.dtype == torch.bfloat16 and all(step % _ALIGNED == 0 for step in steps):
-        return _aten._grouped_mm.default(input, weight, offs)
+        product: Tensor = _aten._grouped_mm.default(input, weight, offs)
+        return product
     rows = torch.arange(input.shape[0], device=input.device).unsqueeze(1)
     group = (rows >= offs).sum(1, keepdim=True)
     result = input.new_zeros(input.shape[0], weight.shape[2])
@@ -125,7 +137,7 @@ def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor
 
 
 # What ops compute whose kernels read values.
-_SAME: dict[str, Callable] = {
+_SAME: dict[str, Callable[..., Tensor]] = {
     "transformers::grouped_mm_fallback": _grouped,
     "aten::_grouped_mm": _grouped,
 }

@@ -1,10 +1,11 @@
 """A graph under construction: calls are appended, and what they return is worked out on fake tensors."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node
 
 from ..graph.fake import fake_result
 
@@ -12,7 +13,7 @@ from ..graph.fake import fake_result
 class GraphBuilder:
     """Appends calls to a new graph and works out, on fake tensors, what they return."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.graph = torch.fx.Graph()
         self.mode = FakeTensorMode()
         # A kernel that looks for values where there are none then fails, and does not end the process.
@@ -27,9 +28,15 @@ class GraphBuilder:
             node.meta["val"] = torch.empty_strided(shape, strides, dtype=dtype)
         return node
 
-    def call(self, target: Callable, *args, name: str | None = None, **kwargs) -> Node:
+    def call(self, target: Callable[..., Any], /, *args: Argument, **kwargs: Argument) -> Node:
         """A call of an op overload or of getitem; its arguments are nodes and plain values."""
-        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        return self.append(target, args, kwargs)
+
+    def append(
+        self, target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Mapping[str, Argument], name: str = ""
+    ) -> Node:
+        """A call whose arguments may have any name; `name` is the node's."""
+        node = self.graph.create_node("call_function", target, args, dict(kwargs), name=name or None)
         node.meta["val"] = self.evaluate(target, args, kwargs)
         node.meta["stack_trace"] = self.stack_trace
         node.meta["stream"] = self.stream
@@ -41,5 +48,6 @@ class GraphBuilder:
         node.meta |= {key: like.meta.get(key) for key in ("val", "event", "stream", "stack_trace")}
         return node
 
-    def evaluate(self, target: Callable, args: tuple, kwargs: Mapping) -> object:
+    def evaluate(self, target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Any:
+        """What a call returns: fake tensors for tensors, and numbers for sizes."""
         return fake_result(self.mode, target, args, dict(kwargs))

@@ -5,24 +5,24 @@ where it does not apply. None changes a number: each makes the calls that the co
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
-from torch._ops import OpOverload
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node, Target
 
 from .graph_builder import GraphBuilder
 
 _aten = torch.ops.aten
+Lowering = Callable[..., Node | None]
 # Ops that only copy an argument, perhaps to another dtype or shape: written as a copy into planned memory. Which one.
-COPIES: Mapping[OpOverload, int] = {
+COPIES: Mapping[Target, int] = {
     _aten.clone.default: 0,
     _aten._to_copy.default: 0,
     _aten.lift_fresh_copy.default: 0,
     _aten.copy.default: 1,
 }
 # Factories of one value: written as a fill of planned memory. The value, or the name of the argument that has it.
-FILLS: Mapping[OpOverload, str | int | float] = {
+FILLS: Mapping[Target, str | int] = {
     _aten.full.default: "fill_value",
     _aten.full_like.default: "fill_value",
     _aten.new_full.default: "fill_value",
@@ -56,7 +56,7 @@ def _linear(build: GraphBuilder, x: Node, weight: Node, bias: Node | None = None
     return build.call(_aten.view.default, product, [*lead, weight.meta["val"].shape[0]])
 
 
-def _embedding(build: GraphBuilder, weight: Node, indices: Node, *_, **__) -> Node | None:
+def _embedding(build: GraphBuilder, weight: Node, indices: Node, *_: object, **__: object) -> Node | None:
     """`weight[indices]` as a selection of rows; what else an embedding takes concerns training only."""
     value = indices.meta["val"]
     if value.dtype not in (torch.int32, torch.int64):
@@ -70,16 +70,16 @@ def _embedding(build: GraphBuilder, weight: Node, indices: Node, *_, **__) -> No
     return build.call(_aten.view.default, rows, [*value.shape, weight.meta["val"].shape[1]])
 
 
-def _arange(build: GraphBuilder, *bounds, **options) -> Node:
+def _arange(build: GraphBuilder, *bounds: Argument, **options: Argument) -> Node:
     """All spellings of arange as the one that has an out variant."""
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     return build.call(_aten.arange.start_step, start, end, step, **options)
 
 
-def _scatter(view: torch._ops.OpOverload):
+def _scatter(view: torch._ops.OpOverload) -> Callable[..., Node]:
     """A scatter into a view as a copy of the whole, and a copy into the view of that."""
 
-    def lower(build: GraphBuilder, whole: Node, source: Node, *where, **options) -> Node:
+    def lower(build: GraphBuilder, whole: Node, source: Node, *where: Argument, **options: Argument) -> Node:
         copied = build.call(_aten.clone.default, whole)
         build.call(_aten.copy_.default, build.call(view, copied, *where, **options), source)
         return copied
@@ -87,7 +87,9 @@ def _scatter(view: torch._ops.OpOverload):
     return lower
 
 
-def _as_strided_scatter(build: GraphBuilder, whole: Node, source: Node, *where, **options) -> Node | None:
+def _as_strided_scatter(
+    build: GraphBuilder, whole: Node, source: Node, *where: Argument, **options: Argument
+) -> Node | None:
     """Its places are those of the storage: a copy has the same ones where the whole is all of it, in order."""
     value = whole.meta["val"]
     if not value.is_contiguous() or value.storage_offset():
@@ -95,7 +97,7 @@ def _as_strided_scatter(build: GraphBuilder, whole: Node, source: Node, *where, 
     return _scatter(_aten.as_strided.default)(build, whole, source, *where, **options)
 
 
-LOWERINGS = {
+LOWERINGS: dict[Target, Lowering] = {
     _aten.as_strided_scatter.default: _as_strided_scatter,
     _aten.slice_scatter.default: _scatter(_aten.slice.Tensor),
     _aten.select_scatter.default: _scatter(_aten.select.int),

@@ -14,7 +14,6 @@ from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
-from ..graph.operand import op_of
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
@@ -59,19 +58,22 @@ def select(graph: torch.fx.Graph, target: Target) -> Mapping[Node, Kernel]:
     found: dict[Node, Kernel] = {}
     known = {storage_of(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
+        op = node.target
+        if node.op != "call_function" or op is operator.getitem:
+            continue
+        assert isinstance(op, OpOverload)  # sizes are numbers, so that nothing else is called
         if "event" in node.meta:
-            found[node] = Kernel(op_of(node), Way.EVENT)
-        elif node.op == "call_function" and node.target is not operator.getitem:
+            found[node] = Kernel(op, Way.EVENT)
+        else:
             storages = [storage_of(value) for _, value in tensors_of(node.meta["val"])]
             is_view = storages and all(storage in known for storage in storages)
-            if not is_view or op_of(node)._schema.is_mutable:
-                found[node] = _kernel(node, target)
+            if not is_view or op._schema.is_mutable:
+                found[node] = _kernel(node, op, target)
             known.update(storages)
     return found
 
 
-def _kernel(node: Node, target: Target) -> Kernel:
-    op = op_of(node)
+def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
     if op in UNINITIALISED:
         return Kernel(op, Way.NOTHING)
     if op in COPIES:

@@ -5,16 +5,16 @@ first dimension the copy stays in the processor's cache, and the process does no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch.fx.node import Node
+from torch.fx.node import Node, Target
 
 _aten = torch.ops.aten
 LIMIT = 1 << 20  # bytes of result that one call may allocate
 
 # Ops that treat each index of the first dimension alone, and the arguments that have this dimension.
-_BY_FIRST_DIMENSION: Mapping[torch._ops.OpOverload, tuple[str, ...]] = {
+_BY_FIRST_DIMENSION: Mapping[Target, tuple[str, ...]] = {
     _aten.layer_norm.default: ("input",),
     _aten.rms_norm.default: ("input",),
     _aten.scaled_dot_product_attention.default: ("query", "key", "value", "attn_mask"),
@@ -23,13 +23,18 @@ _BY_FIRST_DIMENSION: Mapping[torch._ops.OpOverload, tuple[str, ...]] = {
 
 def sliced_arguments(node: Node) -> tuple[str, ...]:
     """The arguments to slice along their first dimension, or nothing where the call must stay whole."""
-    names = _BY_FIRST_DIMENSION.get(node.target, ())
-    result = node.meta["val"]
-    if not names or not isinstance(result, torch.Tensor) or result.dim() < 2:
+    op, result = node.target, node.meta["val"]
+    names = _BY_FIRST_DIMENSION.get(op, ())
+    if (
+        not names
+        or not isinstance(op, torch._ops.OpOverload)
+        or not isinstance(result, torch.Tensor)
+        or result.dim() < 2
+    ):
         return ()
     if _normalised_rank(node) >= result.dim():
         return ()
-    given = dict(zip((a.name for a in node.target._schema.arguments), node.args)) | dict(node.kwargs)
+    given = dict(zip((a.name for a in op._schema.arguments), node.args)) | dict(node.kwargs)
     rows = result.shape[0]
     sliced = []
     for name in names:
@@ -55,4 +60,8 @@ def slice_bounds(node: Node) -> list[tuple[int, int]]:
 
 def _normalised_rank(node: Node) -> int:
     """How many trailing dimensions a norm reduces over; none for attention, which never mixes the first dimension."""
-    return len(node.args[1]) if node.target is not _aten.scaled_dot_product_attention.default else 0
+    if node.target is _aten.scaled_dot_product_attention.default:
+        return 0
+    shape = node.args[1]
+    assert isinstance(shape, Sequence)  # so the ops' schemas have it
+    return len(shape)

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Argument, Node, map_arg
 from torch.utils import _pytree
 
 from aotair_runtime.artifact.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
+from ..graph.operand import operands
 from ..graph.user_line import source
 from ..target.out_variants import out_variant
 from ..target.target import Target
@@ -26,6 +27,8 @@ _ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten
 
 # What gives a number that the host has to know: a capture cannot wait for it.
 _READS = {torch.Tag.data_dependent_output}
+
+Given = tuple[tuple[Argument, ...], Mapping[str, Argument]]  # the arguments of a call, by position and by name
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,13 @@ def specialise(
     UnsupportedError where an op refuses the sizes, or is made of nothing that nodes have.
     """
     build = GraphBuilder()
-    env: dict[Node, object] = {}
+    env: dict[Node, Argument] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
             env[node] = _placeholder(build, node, shapes)
         elif node.op == "output":
             build.stream = 0
-            made = build.graph.output(tuple(_owned(build, value) for value in map_arg(node.args[0], env.__getitem__)))
+            made = build.graph.output(tuple(_owned(build, value) for value in map_arg(operands(node), env.__getitem__)))
             made.meta |= {key: node.meta[key] for key in ("streams", "priorities") if key in node.meta}
         else:
             env[node] = _call(build, node, env, where, nodes)
@@ -74,19 +77,19 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
     return made
 
 
-def _call(build: GraphBuilder, node: Node, env: Mapping[Node, object], where: str, nodes: Nodes) -> object:
+def _call(build: GraphBuilder, node: Node, env: Mapping[Node, Argument], where: str, nodes: Nodes) -> Argument:
     args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
     build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
     if "event" in node.meta:
         return build.event(node)
     if not _takes(build, node.target, (args, kwargs), nodes):
         return _expanded(build, node, (args, kwargs), where, nodes)
-    if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+    if node.target is operator.getitem and isinstance(args[0], (tuple, list)) and isinstance(args[1], (int, slice)):
         return args[0][args[1]]  # one of several results of an op that was expanded
-    return _made(build, node, args, kwargs, where)
+    return _made(build, node, (args, kwargs), where)
 
 
-def _takes(build: GraphBuilder, op: object, given: tuple, nodes: Nodes) -> bool:
+def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     """Whether nodes run a call as it is: of an op with a kernel, or of one that calls ops that nodes run."""
     if not isinstance(op, torch._ops.OpOverload):
         return True
@@ -105,9 +108,10 @@ def _takes(build: GraphBuilder, op: object, given: tuple, nodes: Nodes) -> bool:
     return build.composed.get(op, False)
 
 
-def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: tuple, nodes: Nodes) -> bool:
+def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: Given, nodes: Nodes) -> bool:
     try:
-        inner = body(build.mode, op, *map_arg(given, _value), nodes.device, pure=False)
+        args, kwargs = map_arg(given, _value)
+        inner = body(build.mode, op, args, kwargs, nodes.device, pure=False)
     except NoBody:
         return False
     calls = (call for call in inner.graph.nodes if call.op == "call_function")
@@ -120,29 +124,33 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
     return bool(results) and not op._schema.is_mutable and all(r.alias_info is not None for r in results)
 
 
-def _value(node: Node) -> object:
-    return node.meta["val"]
+def _value(node: Node) -> Argument:
+    value: Argument = node.meta["val"]
+    return value
 
 
-def _expanded(build: GraphBuilder, node: Node, given: tuple, where: str, nodes: Nodes) -> object:
+def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: Nodes) -> Argument:
     """The calls of an op's body instead of the op."""
+    op = node.target
+    assert isinstance(op, torch._ops.OpOverload)  # anything else is called as it is
+    args, kwargs = map_arg(given, _value)
     try:
-        inner = body(build.mode, node.target, *map_arg(given, _value), nodes.device)
+        inner = body(build.mode, op, args, kwargs, nodes.device)
     except NoBody as reason:
-        raise _lacking(node, where, nodes, reason) from reason
+        raise _lacking(node, op, where, nodes, reason) from reason
     tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
-    env = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
+    env: dict[Node, Argument] = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
     for call in inner.graph.nodes:
         if call.op == "output":
-            return map_arg(call.args[0], env.__getitem__)
+            results: Argument = map_arg(call.args[0], env.__getitem__)
+            return results
         if call.op == "call_function":
             call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
             env[call] = _call(build, call, env, where, nodes)
     raise AssertionError("a graph ends with its output")
 
 
-def _lacking(node: Node, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
-    op = node.target
+def _lacking(node: Node, op: torch._ops.OpOverload, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
     if nodes.names(op):
         return UnsupportedError(
             f"the op {op} has no kernel on {nodes.device}{source(node)}", where=where,
@@ -158,16 +166,19 @@ def _lacking(node: Node, where: str, nodes: Nodes, reason: NoBody) -> Unsupporte
     )  # fmt: skip
 
 
-def _made(build: GraphBuilder, node: Node, args: tuple, kwargs: Mapping, where: str) -> object:
+def _made(build: GraphBuilder, node: Node, given: Given, where: str) -> Argument:
+    (args, kwargs), target = given, node.target
+    assert not isinstance(target, str)  # methods became ops
     try:
         if not _gives_tensors(node):
-            return build.evaluate(node.target, args, kwargs)
-        lowering = LOWERINGS.get(node.target)
+            size: Argument = build.evaluate(target, args, kwargs)
+            return size
+        lowering = LOWERINGS.get(target)
         made = lowering(build, *args, **kwargs) if lowering else None
-        return made or build.call(node.target, *args, name=node.name, **kwargs)
+        return made or build.append(target, args, kwargs, node.name)
     except Exception as error:
         raise UnsupportedError(
-            f"the op {node.target} refuses these sizes{source(node)}", where=where,
+            f"the op {target} refuses these sizes{source(node)}", where=where,
             got=f"{type(error).__name__}: {error}", fix="leave out the bucket",
         ) from error  # fmt: skip
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree
 
 from aotair_runtime.format.dotted_names import PLAIN, Branch, tree_of
+from aotair_runtime.format.schema import Scalar
 
 from ..errors import ModelError
 from ..recipe.entry import EntryJob
@@ -106,7 +107,7 @@ def in_signatures_order(method: Callable[..., object], names: Sequence[str]) -> 
     return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))
 
 
-def plain_defaults(method: Callable[..., object], given: Sequence[str]) -> dict[str, object]:
+def plain_defaults(method: Callable[..., object], given: Sequence[str]) -> dict[str, Scalar]:
     """The plain values that the method gives those of its arguments that are not `given`."""
     tops = {name.partition(".")[0] for name in given}
     parameters = inspect.signature(method).parameters.values()

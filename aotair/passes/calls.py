@@ -14,6 +14,20 @@ from ..graph.user_line import source
 from ..graph.verify import is_legal_target
 
 
+def by_position(graph: torch.fx.Graph) -> None:
+    """Arguments that were given by name stand by position, as far as they can: passes look for them there."""
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.kwargs:
+            continue
+        args, named = list(node.args), dict(node.kwargs)
+        for argument in node.target._schema.arguments[len(args) :]:
+            if argument.kwarg_only or argument.name not in named:
+                break
+            args.append(named.pop(argument.name))
+        if len(args) > len(node.args):
+            node.args, node.kwargs = tuple(args), named
+
+
 def resolve_calls(graph: torch.fx.Graph, name: str) -> None:
     """Work out what each node returns, in order, with calls of functions, methods and ops without overloads traced.
     `name` says whose pass left the graph. Raises GraphError."""
@@ -31,6 +45,8 @@ def resolve_calls(graph: torch.fx.Graph, name: str) -> None:
                 f"the pass {name} left a call that cannot be made: {node.name}{source(node)}",
                 got=str(CannotEvaluate(node, error)),
             ) from error
+        if node.target is operator.getitem:
+            _count_from_the_front(node)
 
 
 def _is_function(node: Node) -> bool:
@@ -43,6 +59,13 @@ def _is_function(node: Node) -> bool:
     if node.target is operator.getitem:
         return node.args[0] in tensors
     return bool(tensors) or not is_legal_target(node.target)
+
+
+def _count_from_the_front(part: Node) -> None:
+    """The last of several results has a number like the others."""
+    whole, number = part.args
+    if isinstance(whole, Node) and isinstance(number, int) and number < 0:
+        part.args = (whole, number + len(whole.meta["val"]))
 
 
 def _expand(node: Node, name: str) -> None:
@@ -59,15 +82,17 @@ def _expand(node: Node, name: str) -> None:
 
 def _hand_out(node: Node, results: Sequence[object], name: str) -> None:
     for user in list(node.users):
-        if user.target is not operator.getitem or not isinstance(results[user.args[1]], Node):
+        place = user.args[1] if user.target is operator.getitem else None
+        result = results[place] if isinstance(place, int) else None
+        if not isinstance(result, Node):
             raise _refused(node, name, "its results are used as a whole")
-        user.replace_all_uses_with(results[user.args[1]])
+        user.replace_all_uses_with(result)
         user.graph.erase_node(user)
 
 
 def _traced(node: Node, name: str) -> tuple[torch.fx.GraphModule, list[Node]]:
     """The ops that the call makes, and the nodes that their placeholders stand for."""
-    run, given = as_function(node, _method(node.target) if node.op == "call_method" else node.target)
+    run, given = as_function(node, _method(node.target) if isinstance(node.target, str) else node.target)
     try:
         with quiet_torch():
             body = fwd_only(run, [one.meta["val"] for one in given], run_functional_passes=False)
@@ -80,7 +105,7 @@ def _traced(node: Node, name: str) -> tuple[torch.fx.GraphModule, list[Node]]:
     return body, given
 
 
-def _method(name: str) -> Callable:
+def _method(name: str) -> Callable[..., object]:
     return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
 
 

@@ -2,26 +2,26 @@
 does. A pass of a user's own may have written it otherwise, and patterns compare arguments."""
 
 import torch
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node
 
+from ..graph.operand import operand
 from .edits import Edits
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     for node in module.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            args, kwargs = _canonical(node)
+            args, kwargs = _canonical(node, node.target)
             if (args, kwargs) != (node.args, node.kwargs) and edits.may(node, "written in the usual way"):
                 node.args, node.kwargs = args, kwargs
 
 
-def _canonical(node: Node) -> tuple[tuple, dict]:
-    op = node.target
+def _canonical(node: Node, op: torch._ops.OpOverload) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     arguments = op._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, node.args)} | dict(node.kwargs)
     if op is torch.ops.aten._to_copy.default:
         for name in ("device", "layout"):  # x.type_as(y) names them, x.to(dtype) does not
-            if given.get(name) == getattr(node.args[0].meta["val"], name):
+            if given.get(name) == getattr(operand(node).meta["val"], name):
                 del given[name]
     spoken = [a for a in arguments if a.name in given and not (a.has_default_value() and _same(given[a.name], a))]
     places = [a for a in arguments if not a.kwarg_only]

@@ -8,7 +8,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Argument, Node, Target, map_arg
 
 from ..fusion.kept import kept_as
 from ..graph.fake import fake_mode, quiet_torch, recompute
@@ -22,6 +22,7 @@ _aten = torch.ops.aten
 TAKEN_APART = frozenset(
     {_aten.linear.default, _aten.layer_norm.default, _aten.rms_norm.default, _aten.group_norm.default}
 )
+Call = tuple[Node, Target, tuple[Argument, ...], Mapping[str, Argument]]  # a node, and what it calls with what
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +31,11 @@ class Group:
     result."""
 
     target: torch._ops.OpOverload
-    args: tuple
-    kwargs: Mapping[str, object]
+    args: tuple[Argument, ...]
+    kwargs: Mapping[str, Argument]
     name: str
     meta: Mapping[str, object]
-    calls: Sequence[tuple[Node, object, tuple, Mapping[str, object]]]
+    calls: Sequence[Call]
 
     @property
     def nodes(self) -> list[Node]:
@@ -75,21 +76,24 @@ def _is_border(node: Node) -> bool:
 
 
 def _taken_apart(node: Node, plain: bool) -> Group:
-    body, given = _body(node)
+    op = node.target
+    assert isinstance(op, torch._ops.OpOverload)  # one of TAKEN_APART
+    body, given = _body(node, op)
     if plain:
         _drop_what_changes_nothing(body.graph)
     made, result = paste(body, node, given)
-    calls = [(call, call.target, call.args, call.kwargs) for call in made]
+    assert isinstance(result, Node)  # each of TAKEN_APART has one
+    calls: list[Call] = [(call, call.target, call.args, call.kwargs) for call in made]
     calls.sort(key=lambda call: call[0] is result)
-    group = Group(node.target, node.args, node.kwargs, node.name, dict(node.meta), tuple(calls))
+    group = Group(op, node.args, node.kwargs, node.name, dict(node.meta), tuple(calls))
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
     return group
 
 
-def _body(node: Node) -> tuple[torch.fx.GraphModule, list[Node]]:
+def _body(node: Node, op: torch._ops.OpOverload) -> tuple[torch.fx.GraphModule, list[Node]]:
     """The calls that torch's tracing makes of a composite, and the nodes that their placeholders stand for."""
-    run, given = as_function(node, node.target)
+    run, given = as_function(node, op)
     with fake_mode(node.graph), torch.no_grad(), quiet_torch(), enable_python_dispatcher():
         made = make_fx(dispatch_functionalize(run))(*(one.meta["val"] for one in given))
     made.graph.eliminate_dead_code()

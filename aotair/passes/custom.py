@@ -10,7 +10,9 @@ from torch.fx.node import Node
 from ..errors import GraphError
 from ..graph.fake import copy_first, fake_mode, fake_result
 from ..graph.inplace import same_layout
+from ..graph.operand import operands
 from ..ops import air
+from ..recipe.config import CompilerConfig
 from . import calls, composites, spoken
 from .edits import Edits
 
@@ -20,9 +22,10 @@ _aten = torch.ops.aten
 _WHOLE = (
     "it sees composites apart, as TorchAir shows them; config.experimental_config.composites: whole shows them whole"
 )
+UsersPass = Callable[[torch.fx.GraphModule, list[torch.Tensor], CompilerConfig], object]
 
 
-def run(module: torch.fx.GraphModule, edits: Edits, function: Callable, *, reshapes: bool = False) -> None:
+def run(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, *, reshapes: bool = False) -> None:
     """The pass sees composites apart, as in TorchAir, and with `reshapes` each view as a reshape. One that names
     composites, and changes nothing then, sees them whole. The option `composites` says otherwise.
 
@@ -52,22 +55,23 @@ def run(module: torch.fx.GraphModule, edits: Edits, function: Callable, *, resha
         )  # fmt: skip
 
 
-def _calls(graph: torch.fx.Graph) -> list[tuple]:
+def _calls(graph: torch.fx.Graph) -> list[composites.Call]:
     return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
 
 
-def _call(module: torch.fx.GraphModule, edits: Edits, function: Callable, name: str, hint: str = "") -> None:
+def _call(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, name: str, hint: str = "") -> None:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    promised = [node.meta["val"] for node in module.graph.output_node().args[0]]
+    promised = [node.meta["val"] for node in operands(module.graph.output_node())]
     nodes = set(module.graph.nodes)
     try:
         function(module, [node.meta["val"] for node in placeholders], edits.config)
     except Exception as error:
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)
+    calls.by_position(module.graph)
     air.in_plain_words(module.graph)
     calls.resolve_calls(module.graph, name)
-    returned = module.graph.output_node().args[0]
+    returned = operands(module.graph.output_node())
     if len(returned) != len(promised):
         raise GraphError(
             f"the pass {name} changed the number of outputs", expected=str(len(promised)), got=str(len(returned))

@@ -9,7 +9,7 @@ from torch.fx.node import Node
 
 from ..errors import GraphError
 from ..fusion.kept import keep, kept_by
-from ..fusion.matcher import FailedMatch, Match, graft, wanted
+from ..fusion.matcher import CallFunction, FailedMatch, Match, graft, wanted
 from ..fusion.misses import LIGHT, nearest
 from ..fusion.rule import Kept, Replacement, Rule, Variant
 from ..fusion.trust import numbers_differ
@@ -137,8 +137,7 @@ def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> tup
     """Put the replacement in; gives its nodes, and whether a result has other strides than what it stands for."""
     before = [node.meta["val"] for node in outputs]
     trace = outputs[0].meta.get("stack_trace")
-    results = planned.module.graph.output_node().args[0]
-    after = [node.meta["val"] for node in (results if isinstance(results, (tuple, list)) else [results])]
+    after = [node.meta["val"] for node in _results(planned) if isinstance(node, Node)]
     made = list(graft(match, planned.module, planned.args))
     for node in made:
         if trace is not None:
@@ -147,17 +146,24 @@ def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> tup
 
 
 def _results_differ(outputs: Sequence[Node], planned: Replacement) -> str | None:
-    results = planned.module.graph.output_node().args[0]
-    results = results if isinstance(results, (tuple, list)) else [results]
+    results = _results(planned)
     if len(results) != len(outputs):
         return f"the replacement gives {len(results)} results for {len(outputs)}"
     for old, new in zip(outputs, results):
         was, now = old.meta["val"], new.meta["val"] if isinstance(new, Node) else new
+        if not isinstance(now, torch.Tensor):
+            return f"the replacement gives {now!r} where {old.name} is a tensor"
         if was.dtype != now.dtype:
             return f"the replacement gives {_dtype(now)} where {old.name} is {_dtype(was)}"
         if was.dim() != now.dim() or not statically_known_true(sym_eq(was.shape, now.shape)):
             return f"the replacement gives the shape {list(now.shape)} where {old.name} has {list(was.shape)}"
     return None
+
+
+def _results(planned: Replacement) -> Sequence[object]:
+    """What the replacement returns: nodes, where its function returns nothing but tensors."""
+    results = planned.module.graph.output_node().args[0]
+    return results if isinstance(results, (tuple, list)) else [results]
 
 
 def _dtype(value: torch.Tensor) -> str:
@@ -235,7 +241,8 @@ def _is_border(node: Node) -> bool:
 
 def _unnamed_argument(match: Match, node: Node) -> str | None:
     """An argument by name that the node has and the pattern does not speak of: the replacement would lose it."""
-    named = [set(pattern.kwargs) for pattern in match.targets if match.ctx.pattern_to_node.get(pattern) is node]
+    calls = [pattern for pattern in match.targets if isinstance(pattern, CallFunction)]
+    named = [set(pattern.kwargs) for pattern in calls if match.ctx.pattern_to_node.get(pattern) is node]
     for name, value in node.kwargs.items():
         if named and not any(name in names for names in named):
             return f"{node.name} ({target_name(node)}) has {name}={value}, which the rule does not take"

@@ -11,6 +11,8 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import base, root, written_by
+from ..graph.fake import fake_result
+from ..graph.operand import operand
 from ..graph.streams import several_streams
 from .edits import Edits
 from .reinplace_input_mutated_ops import VIEW_OF_SCATTER
@@ -30,7 +32,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 
 def _merged(graph: torch.fx.Graph, node: Node, edits: Edits) -> Node | None:
     """The copy that does what `node` did with one step less, or None where there is none."""
-    value = node.args[1]
+    value = operand(node, 1)
     if value.target is _aten.copy.default:
         return _from_the_source(node, value, edits)
     if value.target in VIEW_OF_SCATTER:
@@ -40,7 +42,7 @@ def _merged(graph: torch.fx.Graph, node: Node, edits: Edits) -> Node | None:
 
 def _from_the_source(node: Node, value: Node, edits: Edits) -> Node | None:
     """`copy_(target, copy(_, source))` as `copy_(target, source)`."""
-    target, source = node.args[0], value.args[1]
+    target, source = operand(node), operand(value, 1)
     if target.meta["val"].dtype != value.meta["val"].dtype or len(value.args) > 2 or value.kwargs:
         return None
     why = _shared(source, target) or _why_not(node, value, source)
@@ -55,7 +57,7 @@ def _from_the_source(node: Node, value: Node, edits: Edits) -> Node | None:
 
 def _into_the_part(graph: torch.fx.Graph, node: Node, value: Node, edits: Edits) -> Node | None:
     """`copy_(target, scatter(target, source, where))` as `copy_(view(target, where), source)`."""
-    target = node.args[0]
+    target = operand(node)
     into, source, *where = value.args
     if not _same_view(into, target) or not isinstance(source, Node) or node.users:
         return None
@@ -75,9 +77,7 @@ def _into_the_part(graph: torch.fx.Graph, node: Node, value: Node, edits: Edits)
     with graph.inserting_before(node):
         part = graph.call_function(view, (target, *where), kwargs)
         part.meta.update(value.meta)
-        arguments = torch.fx.node.map_arg((tuple(where), kwargs), lambda n: n.meta["val"])
-        with target.meta["val"].fake_mode:
-            part.meta["val"] = view(target.meta["val"], *arguments[0], **arguments[1])
+        part.meta["val"] = fake_result(target.meta["val"].fake_mode, view, part.args, kwargs)
         made = graph.call_function(_aten.copy_.default, (part, source))
         made.meta.update(node.meta)
         made.meta["val"] = part.meta["val"]

@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import root, written_roots
+from ..graph.operand import operands
 from ..ops.air import is_marker
 from .edits import Edits
 from .streams import labels
@@ -18,8 +19,8 @@ from .streams import labels
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph = module.graph
     streams = labels(graph)
-    shared = written_roots(graph) | {root(node) for node in graph.output_node().args[0]}
-    first: dict[tuple, Node] = {}
+    shared = written_roots(graph) | {root(node) for node in operands(graph.output_node())}
+    first: dict[tuple[object, ...], Node] = {}
     for node in list(graph.nodes):
         if not _is_pure(node):
             continue

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
+from ..graph.operand import operand
+
 
 @dataclass(frozen=True)
 class InplaceForm:
@@ -18,6 +20,9 @@ class InplaceForm:
 
     inplace: str
     mutated: tuple[int, ...]
+
+
+InplaceCall = tuple[torch._ops.OpOverload, tuple[int, ...]]  # an in-place op, and the positions that it writes
 
 
 # By the functional op. TorchAir has exactly these three; add your own with `register_inplace_form`.
@@ -34,7 +39,7 @@ def register_inplace_form(functional: str, inplace: str, mutated: tuple[int, ...
     FORMS[functional] = InplaceForm(inplace, tuple(mutated))
 
 
-def form_of(node: Node) -> tuple[torch._ops.OpOverload, tuple[int, ...]] | None:
+def form_of(node: Node) -> InplaceCall | None:
     """The in-place op for this node and the positions it writes, where the table has one and torch knows it."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name not in FORMS:
         return None
@@ -49,7 +54,9 @@ def results(node: Node) -> dict[int, list[Node]]:
     found: dict[int, list[Node]] = {}
     for user in node.users:
         if user.target is operator.getitem:
-            found.setdefault(user.args[1], []).append(user)
+            number = user.args[1]
+            assert isinstance(number, int)  # of a result of an op
+            found.setdefault(number, []).append(user)
     return found
 
 
@@ -60,7 +67,7 @@ def to_inplace(graph: torch.fx.Graph, node: Node, overload: torch._ops.OpOverloa
     for number, parts in results(node).items():
         for part in parts:
             if number >= kept:
-                part.replace_all_uses_with(node.args[mutated[number - kept]])
+                part.replace_all_uses_with(operand(node, mutated[number - kept]))
                 graph.erase_node(part)
             elif kept == 1:
                 part.replace_all_uses_with(node)

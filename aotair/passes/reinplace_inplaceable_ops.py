@@ -5,9 +5,10 @@ from torch.fx.node import Node
 
 from ..graph.alias import Uses, times_given
 from ..graph.inplace import inplace_overload, overlaps, why_not_over
+from ..graph.operand import operand, operands
 from ..graph.streams import several_streams
 from .edits import Edits
-from .multi_output import form_of, results, to_inplace
+from .multi_output import InplaceCall, form_of, results, to_inplace
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -32,9 +33,9 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
             uses.merge(node, node.args[0])
 
 
-def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, edits: Edits) -> None:
+def _multi_output(graph: torch.fx.Graph, node: Node, form: InplaceCall, uses: Uses, edits: Edits) -> None:
     overload, mutated = form
-    targets = [node.args[position] for position in mutated]
+    targets = [operand(node, position) for position in mutated]
     why = next(filter(None, (_why_not_written(node, target, uses) for target in targets)), "")
     if why:
         edits.declined(node, why)
@@ -48,7 +49,7 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form, uses: Uses, edits: Ed
 
 
 def _why_not(node: Node, target: Node, uses: Uses) -> str:
-    if list(node.graph.output_node().args[0]).count(node) > 1:
+    if operands(node.graph.output_node()).count(node) > 1:
         return "the result is returned more than once"
     return _why_not_written(node, target, uses) or why_not_over(node, target)
 

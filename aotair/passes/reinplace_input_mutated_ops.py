@@ -8,15 +8,17 @@ import torch
 from torch.fx.node import Node
 
 from ..graph.alias import base, root, times_given
+from ..graph.fake import fake_result
 from ..graph.inplace import inplace_overload, is_reshape, same_layout, why_not_over
+from ..graph.operand import operand
 from ..graph.streams import several_streams
 from ..target.target import Target
 from .edits import Edits
-from .multi_output import form_of, results, to_inplace
+from .multi_output import InplaceCall, form_of, results, to_inplace
 
 _aten = torch.ops.aten
 # A scatter into a view, and the view it writes through: `slice_scatter(x, s, …)` is `slice(x, …).copy_(s)`.
-VIEW_OF_SCATTER = {
+VIEW_OF_SCATTER: dict[torch.fx.node.Target, torch._ops.OpOverload] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.select_scatter.default: _aten.select.int,
     _aten.diagonal_scatter.default: _aten.diagonal.default,
@@ -60,7 +62,7 @@ def write_in_place(graph: torch.fx.Graph, edits: Edits, only_through_views: bool
 def _leave_out_copies(graph: torch.fx.Graph, edits: Edits, only_through_views: bool) -> None:
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in [n for n in graph.nodes if n.target is _aten.copy_.default]:
-        target, value = node.args[0], node.args[1]
+        target, value = operand(node), node.args[1]
         if target.op != "placeholder" or not isinstance(value, Node) or root(value) is target:
             continue
         links = _links(value, target)
@@ -79,13 +81,13 @@ def _leave_out_copies(graph: torch.fx.Graph, edits: Edits, only_through_views: b
             graph.erase_node(node)
 
 
-def _multi_output(graph: torch.fx.Graph, node: Node, form, edits: Edits) -> None:
+def _multi_output(graph: torch.fx.Graph, node: Node, form: InplaceCall, edits: Edits) -> None:
     """An op with several new values: each goes to the input whose old value it was given, or the op stays as it is."""
     overload, mutated = form
     news, kept = results(node), len(node.meta["val"]) - len(mutated)
     copies: list[Node] = []
     for number, position in enumerate(mutated):
-        target = node.args[position]
+        target = operand(node, position)
         parts = news.get(kept + number, [])
         back = [user for part in parts for user in part.users if user.target is _aten.copy_.default]
         back = [copy for copy in back if copy.args[0] is target and copy.args[1] in parts]
@@ -94,9 +96,9 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form, edits: Edits) -> None
             edits.declined(node, f"reinplace failed: {why}")
             return
         copies += back
-    if edits.may(node, f"writes into {', '.join(node.args[position].name for position in mutated)}"):
+    if edits.may(node, f"writes into {', '.join(operand(node, position).name for position in mutated)}"):
         for copy in copies:
-            copy.replace_all_uses_with(copy.args[0])
+            copy.replace_all_uses_with(operand(copy))
             graph.erase_node(copy)
         to_inplace(graph, node, overload, mutated)
 
@@ -125,9 +127,10 @@ def _links(value: Node, target: Node) -> list[Node] | None:
             links.append(node)
         elif base(node) is None or not (_restates(node) or _is_inplace(node)):
             return None
-        node = node.args[0]
-        if not isinstance(node, Node):
+        source = node.args[0]
+        if not isinstance(source, Node):
             return None
+        node = source
     return links[::-1] or None
 
 
@@ -136,7 +139,7 @@ def _through_views(value: Node, target: Node) -> bool:
     while value is not target:
         if value.target in VIEW_OF_SCATTER or _restates(value):
             return True
-        value = value.args[0]
+        value = operand(value)
     return False
 
 
@@ -154,14 +157,14 @@ def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: di
     memory = everything = _same_memory(target)
     chain = {*links, copy}
     for link in links:
-        why = why_not_over(link, link.args[0])
-        if why:
+        old = operand(link)
+        if why := why_not_over(link, old):
             return why
-        for other in (n for n in link.all_input_nodes if n is not link.args[0]):
+        for other in (n for n in link.all_input_nodes if n is not old):
             if other in everything:
                 return f"another argument of {link.name} shares the memory of {target.name}"
-        if times_given(link, link.args[0]) > 1:
-            return f"{link.name} is given {link.args[0].name} twice"
+        if times_given(link, old) > 1:
+            return f"{link.name} is given {old.name} twice"
         late = [user for node in memory for user in node.users if user not in chain and order[user] > order[link]]
         late = [user for user in late if user not in memory]
         if late:
@@ -175,7 +178,7 @@ def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: di
 
 def _no_kernel(links: list[Node], target: Target) -> str:
     overloads = [inplace_overload(link.target) for link in links if link.target not in _LINKS]
-    lacking = [overload for overload in overloads if not target.runs(overload)]
+    lacking = [overload for overload in overloads if overload is not None and not target.runs(overload)]
     return f"{target.kind} has no kernel for {lacking[0]}" if lacking else ""
 
 
@@ -192,24 +195,21 @@ def _same_memory(start: Node) -> set[Node]:
 def _convert(graph: torch.fx.Graph, link: Node, order: dict[Node, int]) -> None:
     """Let the link write in place; what is put there instead of it has its place in the order."""
     if link.target is _aten.clone.default:
-        link.replace_all_uses_with(link.args[0])
+        link.replace_all_uses_with(operand(link))
         graph.erase_node(link)
         return
     if link.target not in VIEW_OF_SCATTER:
-        link.target = inplace_overload(link.target)
+        overload = inplace_overload(link.target)
+        assert overload is not None  # it would be no link
+        link.target = overload
         return
-    into, source, *where = link.args
+    into, (_, source, *where) = operand(link), link.args
     with graph.inserting_before(link):
         part = graph.call_function(VIEW_OF_SCATTER[link.target], (into, *where), dict(link.kwargs))
         part.meta.update(link.meta)
-        with link.meta["val"].fake_mode:
-            part.meta["val"] = part.target(into.meta["val"], *_values(where), **_values(link.kwargs))
+        part.meta["val"] = fake_result(link.meta["val"].fake_mode, part.target, part.args, dict(part.kwargs))
         written = graph.call_function(_aten.copy_.default, (part, source))
         written.meta.update(part.meta)
     order[part] = order[written] = order[link]
     link.replace_all_uses_with(into)
     graph.erase_node(link)
-
-
-def _values(args):
-    return torch.fx.node.map_arg(args, lambda node: node.meta["val"])

@@ -7,13 +7,14 @@ the ops of a and b with these slices as their out arguments. What cannot write t
 import math
 
 import torch
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node
 
 from aotair_runtime.format.written import written_names
 
 from ..graph.alias import Uses, base
 from ..graph.fake import fake_result, recompute
 from ..graph.inplace import same_layout
+from ..graph.operand import operands
 from ..graph.streams import several_streams
 from ..target.out_variants import out_variant
 from .edits import Edits
@@ -31,7 +32,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         placed = {} if why else _placeable(node, uses, edits)
         if why or not placed:
             edits.declined(node, why or "none of its parts can be written where it belongs")
-        elif edits.may(node, f"{len(placed)} of {len(node.args[0])} parts are written where they belong"):
+        elif edits.may(node, f"{len(placed)} of {len(operands(node))} parts are written where they belong"):
             _Rewrite(module.graph, node, edits).run(placed)
     if edits.count:
         recompute(module.graph)  # views of the parts now look into the whole
@@ -39,11 +40,13 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 
 def _dim(node: Node) -> int:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return dim % max(1, node.meta["val"].dim())
+    rank: int = node.meta["val"].dim()
+    assert isinstance(dim, int)  # so the op's schema has it
+    return dim % max(1, rank)
 
 
 def _why_not(node: Node) -> str:
-    value, parts = node.meta["val"], node.args[0]
+    value, parts = node.meta["val"], operands(node)
     if len(parts) < 2:
         return "it has one part"
     if not value.is_contiguous():
@@ -58,7 +61,7 @@ def _why_not(node: Node) -> str:
 def _placeable(node: Node, uses: Uses, edits: Edits) -> dict[int, Node]:
     """By the position among the parts: the op that can write its result into that part of the whole."""
     found: dict[int, Node] = {}
-    for position, part in enumerate(node.args[0]):
+    for position, part in enumerate(operands(node)):
         owner = uses.root(part)
         why = _why_not_part(part, owner, node, uses, edits)
         if not why and owner in found.values():
@@ -89,7 +92,9 @@ def _same_tensor(part: Node, owner: Node) -> bool:
     while part is not owner:
         if not isinstance(part.target, torch._ops.OpOverload) or not part.target._schema.is_mutable:
             return False
-        part = base(part)
+        above = base(part)
+        assert above is not None  # it would be the owner
+        part = above
     return True
 
 
@@ -106,11 +111,11 @@ class _Rewrite:
             whole = self._call(_aten.empty.memory_format, list(value.shape), dtype=value.dtype, device=value.device)
             assert same_layout(whole.meta["val"], value)
             slices, start = [], 0
-            for part in node.args[0]:
+            for part in operands(node):
                 size = part.meta["val"].shape[dim]
                 slices.append(self._call(_aten.slice.Tensor, whole, dim, start, start + size))
                 start += size
-        for position, part in enumerate(node.args[0]):
+        for position, part in enumerate(operands(node)):
             if position not in placed:
                 with self._graph.inserting_before(node):
                     self._call(_aten.copy_.default, slices[position], part)
@@ -125,6 +130,7 @@ class _Rewrite:
             self._graph.erase_node(owner)
             return
         out = out_variant(owner.target, self._edits.target)
+        assert out is not None  # it would not be placed
         takes = {argument.name for argument in out._schema.arguments}
         kwargs = {name: value for name, value in owner.kwargs.items() if name in takes}
         (name,) = written_names(out._schema)
@@ -134,7 +140,7 @@ class _Rewrite:
         owner.replace_all_uses_with(place)
         self._graph.erase_node(owner)
 
-    def _call(self, target, *args, **kwargs) -> Node:
+    def _call(self, target: torch._ops.OpOverload, *args: Argument, **kwargs: Argument) -> Node:
         node = self._graph.call_function(target, args, kwargs)
         node.meta["val"] = fake_result(self._mode, target, args, kwargs)
         node.meta["stack_trace"] = self._node.meta.get("stack_trace")

@@ -10,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
 from ..graph.alias import Uses, written_roots
+from ..graph.operand import operands
 from .edits import Edits
 from .streams import labels
 
@@ -38,15 +39,14 @@ _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     one_stream = not any(labels(module.graph).values())
     written, uses = written_roots(module.graph), Uses(module.graph)
-    returned = {uses.root(node) for node in module.graph.output_node().args[0]}
+    returned = {uses.root(node) for node in operands(module.graph.output_node())}
     for node in list(module.graph.nodes):
         if (
             node.target not in _SAME_VALUES
-            or not isinstance(node.args[_source(node)], Node)
-            or not _changes_nothing(node)
+            or not isinstance(source := node.args[_source(node)], Node)
+            or not _changes_nothing(node, source)
         ):
             continue
-        source = node.args[_source(node)]
         owner, mine = uses.root(source), uses.root(node)
         dies = one_stream and owner.op != "placeholder" and uses.last(source) <= uses.position[node]
         if owner in written:
@@ -68,8 +68,8 @@ def _source(node: Node) -> int:
     return 1 if node.target is _aten.copy.default else 0
 
 
-def _changes_nothing(node: Node) -> bool:
-    before, after = node.args[_source(node)].meta["val"], node.meta["val"]
+def _changes_nothing(node: Node, source: Node) -> bool:
+    before, after = source.meta["val"], node.meta["val"]
     if before.dtype != after.dtype or before.device != after.device or before.dim() != after.dim():
         return False
     if not statically_known_true(sym_eq(before.shape, after.shape)):

@@ -6,15 +6,17 @@ events as `tagged_event_record`/`tagged_event_wait` nodes with numbers in `meta[
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch.fx.node import Node
 
 from ..errors import GraphError
 from ..graph.alias import base, root, written_by
-from ..graph.order import Order
+from ..graph.operand import operand, operands
+from ..graph.order import Clock, Order
 from ..graph.streams import RECORD, WAIT, launches, stream_of
 from ..graph.user_line import source
 from ..ops import air
@@ -23,6 +25,7 @@ from .edits import Edits
 air.define()
 _LABEL, _PRIORITY = "_user_stream_label", "_user_stream_priority"
 _HINT = "Please check your code or your post_grad_custom_pre_pass post_grad_custom_post_pass!"
+Recorded = tuple[Node, Clock]  # an event: the node that records it, and what is done when it does
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -65,14 +68,14 @@ class _Scopes:
     events: int = 0
     priorities: tuple[int, ...] = (0,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         labels: dict[str, int] = {}
         stack: list[tuple[Node, int]] = []
         priorities = [0]
         for node in self.graph.nodes:
             current = stack[-1][1] if stack else None
             if node.target is torch.ops.air.scope_enter.default:
-                attributes = dict(zip(node.args[0], node.args[1]))
+                attributes = _attributes(node)
                 stream = current or 0
                 if _LABEL in attributes:
                     stream = labels.setdefault(attributes[_LABEL], len(labels) + 1)
@@ -106,6 +109,19 @@ class _Scopes:
         return 1 + max(self.stream.values(), default=0)
 
 
+def _attributes(scope: Node) -> dict[str, str]:
+    """What a scope says of itself; its op takes two lists of texts."""
+    keys, values = cast(tuple[Sequence[str], Sequence[str]], scope.args[:2])
+    return dict(zip(keys, values))
+
+
+def _tag(event: Node) -> str:
+    """The name of an event that is recorded or waited for by name."""
+    tag = event.args[0]
+    assert isinstance(tag, str)  # so the op's schema has it
+    return tag
+
+
 # ---- what is made of it ----------------------------------------------------------------------------------------------
 
 
@@ -124,10 +140,11 @@ class _Writer:
         self._graph, self._plan, self._edits, self._hazards = graph, plan, edits, hazards
         self._order = Order(plan.streams)
         self._memory: dict[Node, _Accesses] = {}
-        self._recorded: dict[Node | str, tuple[Node, tuple[int, ...]]] = {}  # what was recorded: its node, its clock
+        self._recorded: dict[Node | str, Recorded] = {}  # by the node or the tag that says so
         self._steps: dict[Node, int] = {}
         self._started = {0}
         self._numbers = 1 + max((node.meta["event"] for node in plan.nodes if "event" in node.meta), default=-1)
+        self._beginning: Recorded | None = None
         self._begin()
 
     def add(self, node: Node) -> None:
@@ -160,16 +177,16 @@ class _Writer:
         elif op is RECORD:
             self._start(stream, node)
             kept = node if "event" in node.meta else self._record(stream, node)
-            self._recorded[node.args[0]] = (kept, self._order.now(stream))
+            self._recorded[_tag(node)] = (kept, self._order.now(stream))
         elif op is torch.ops.air.wait.default:
-            for other in node.args[0]:
+            for other in operands(node):
                 self._wait(
                     stream, self._recorded[other] if other in self._recorded else self._record_after(other), node
                 )
         elif op is WAIT:
-            if node.args[0] not in self._recorded:
-                raise GraphError(f"the event {node.args[0]!r} is waited for before it is recorded{source(node)}")
-            self._wait(stream, self._recorded[node.args[0]], node)
+            if _tag(node) not in self._recorded:
+                raise GraphError(f"the event {_tag(node)!r} is waited for before it is recorded{source(node)}")
+            self._wait(stream, self._recorded[_tag(node)], node)
         # record_tagged_stream keeps memory alive for a stream; here every stream's use of memory is known anyway.
         if "event" not in node.meta:
             self._plan.consumed.append(node)
@@ -180,8 +197,6 @@ class _Writer:
         already = first is not None and first.target is RECORD and "event" in first.meta
         if self._plan.streams > 1 and first is not None and not already:
             self._beginning = (self._record(0, first), self._order.now(0))
-        else:
-            self._beginning = None
 
     def _start(self, stream: int, node: Node) -> None:
         """Let a side stream take part in the capture before its first work."""
@@ -194,7 +209,7 @@ class _Writer:
         with self._graph.inserting_before(before):
             return self._make(RECORD, stream, self._next_number(), before)
 
-    def _record_after(self, node: Node) -> tuple[Node, tuple[int, ...]]:
+    def _record_after(self, node: Node) -> Recorded:
         """An event behind a node, on its stream, made once."""
         while node not in self._steps:
             above = base(node) if base(node) is not None else (node.args[0] if node.args else None)
@@ -207,7 +222,7 @@ class _Writer:
             self._recorded[node] = (made, self._order.after(self._steps[node]))
         return self._recorded[node]
 
-    def _wait(self, stream: int, recorded: tuple[Node, tuple[int, ...]], before: Node) -> None:
+    def _wait(self, stream: int, recorded: Recorded, before: Node) -> None:
         record, clock = recorded
         self._started.add(stream)
         self._order.wait(stream, clock)
@@ -216,7 +231,7 @@ class _Writer:
         with self._graph.inserting_before(before):
             self._make(WAIT, stream, record.meta["event"], before)
 
-    def _make(self, op, stream: int, number: int, like: Node) -> Node:
+    def _make(self, op: torch._ops.OpOverload, stream: int, number: int, like: Node) -> Node:
         node = self._graph.call_function(op, (f"aotair_{number}",))
         node.meta |= {"stream": stream, "event": number, "val": None, "stack_trace": like.meta.get("stack_trace")}
         return node
@@ -269,4 +284,4 @@ class _Writer:
 def _owner(node: Node) -> Node:
     """The node that brought the memory; of an op with several results, the op."""
     node = root(node)
-    return node.args[0] if node.target is operator.getitem else node
+    return operand(node) if node.target is operator.getitem else node

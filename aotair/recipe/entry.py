@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aotair_runtime.format.dotted_names import PLAIN
+from aotair_runtime.format.schema import Scalar
+
 from .recipe import Buckets, DimensionPart, EntryPart, InputPart, OutputPart, Recipe, read_bound
 
 # By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
@@ -31,7 +34,7 @@ class EntryJob:
     tolerance: tuple[float, float]
     seed: int
 
-    def constant_values(self) -> dict[str, object]:
+    def constant_values(self) -> dict[str, Scalar]:
         """The constants, each plain value under a dotted name of its own."""
         return dict(_leaves(self.constants))
 
@@ -104,10 +107,11 @@ def _tolerance(recipe: Recipe) -> tuple[float, float]:
     return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
 
 
-def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
     for name, value in values.items():
         if isinstance(value, (list, dict)):
             items = value if isinstance(value, dict) else {str(place): item for place, item in enumerate(value)}
             yield from _leaves(items, f"{prefix}{name}.")
         else:
+            assert isinstance(value, PLAIN), "refused when the recipe was read"
             yield f"{prefix}{name}", value

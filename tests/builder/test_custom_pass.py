@@ -1,5 +1,7 @@
 """A user's own pass: called with what TorchAir gives it, checked, and told what it broke."""
 
+import operator
+
 import pytest
 import torch
 from cases import MODELS, RECIPES
@@ -43,6 +45,49 @@ def test_a_pass_changes_what_is_built(tmp_path):
 
     names = [op.name for op in read_program(build(tmp_path, negate_twice)).ops]
     assert any("neg" in name for name in names)
+
+
+def _before_the_end(gm, make):
+    """Return instead of the output what `make` makes of it."""
+    end = gm.graph.output_node()
+    (output,) = end.args[0]
+    with gm.graph.inserting_before(end):
+        end.args = ((make(lambda op, *args, **kwargs: gm.graph.call_function(op, args, kwargs), output),),)
+
+
+def _copy_by_name(call, output):
+    return call(aten.clone.default, self=call(aten._to_copy.default, self=output, dtype=torch.float32))
+
+
+def _write_by_name(call, output):
+    same = call(aten.neg.default, self=call(aten.neg.default, output))
+    return call(aten.copy_.default, call(aten.neg.default, output), src=same)
+
+
+def _view_by_name(call, output):
+    """What a view by name looks at is not overwritten before it is read."""
+    negative = call(aten.neg.default, output)
+    view = call(aten.alias.default, self=negative)
+    zero = call(aten.add.Tensor, call(aten.neg.default, negative), other=view)
+    return call(aten.add.Tensor, zero, output)
+
+
+def _scope_by_name(call, output):
+    call(torch.ops.air.scope_enter.default, keys=["_user_stream_label"], values=["a"])
+    same = call(aten.neg.default, call(aten.neg.default, output))
+    call(torch.ops.air.scope_exit.default)
+    return same
+
+
+def _last_result(call, output):
+    largest = call(operator.getitem, call(aten.max.dim, output, -1, True), -2)
+    return call(aten.add.Tensor, call(aten.sub.Tensor, largest, largest), output)
+
+
+@pytest.mark.parametrize("where", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+@pytest.mark.parametrize("make", [_copy_by_name, _write_by_name, _view_by_name, _scope_by_name, _last_result])
+def test_a_pass_may_give_arguments_by_name_and_count_results_from_the_end(tmp_path, where, make):
+    build(tmp_path, lambda gm, example_inputs, config: _before_the_end(gm, make), where)
 
 
 def test_a_pass_that_changes_numbers_is_found_by_the_proof(tmp_path):

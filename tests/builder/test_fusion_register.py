@@ -171,6 +171,12 @@ def test_a_replacement_of_another_dtype_or_shape_is_left(tmp_path):
     assert "gives float64 where linear is float32" in explain(LINEAR).text(f"{__name__}.search")
 
 
+def test_a_replacement_that_is_no_tensor_is_left(tmp_path):
+    aotair.register_replacement(search, lambda x, weight, bias: 3.0, examples())
+    assert build(tmp_path).misses == {f"{__name__}.search": 1}
+    assert "gives 3.0 where linear is a tensor" in explain(LINEAR).text(f"{__name__}.search")
+
+
 def test_an_extra_check_decides(tmp_path):
     seen = []
 

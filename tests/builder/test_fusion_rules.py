@@ -207,6 +207,28 @@ def test_a_symbolic_last_dimension_declines():
     assert edits.count == 0 and "is symbolic" in edits.accounts[0].text
 
 
+def _gated(x):
+    gate, up = x.split(x.shape[-1] // 2, -1)
+    return (functional.silu(gate) * up,)
+
+
+def _rotated(x, cos, sin):
+    first, second = x.split(x.shape[-1] // 2, -1)
+    return (x * cos + torch.cat([-second, first], -1) * sin,)
+
+
+@pytest.mark.parametrize(("rule", "function", "inputs"), [("lift_swiglu", _gated, 1), ("lift_rotary", _rotated, 3)])
+def test_halves_of_a_symbolic_size_decline(rule, function, inputs):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from aotair.passes import fuse as step
+
+    graph = make_fx(function, tracing_mode="symbolic")(*(half(2, 3, 5, 16, seed=seed) for seed in range(inputs)))
+    edits = near.edits_of(rule)
+    step.run(graph, edits, next(one for one in fusion.RULES if one.name == rule))
+    assert edits.count == 0 and "is split by a symbolic size" in edits.accounts[0].text
+
+
 # ---- add_rms_norm, then a cast or given scales ----------------------------------------------------------------------
 
 
@@ -339,6 +361,10 @@ def olmo(x, weight):
     return ((weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype),)
 
 
+def divided_last(x, weight):
+    return (weight * (x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)),)
+
+
 def divided(x, weight):
     wide = x.float()
     return (weight * (wide / torch.sqrt((wide * wide).mean(2, keepdim=True) + 1e-5)).to(x.dtype),)
@@ -390,6 +416,10 @@ def test_numbers_and_sizes_are_no_tensors():
         x.float(),
         half(32).float(),
     )
+
+
+def test_the_norm_of_a_number_is_left():
+    declines("lift_rms_norm", "has no dimension", divided_last, half(1)[0], half(32))
 
 
 def test_residual_sums():

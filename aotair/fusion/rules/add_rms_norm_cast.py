@@ -4,9 +4,10 @@ import functools
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, MultiOutputPattern, call, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import ADDED_NORM, added_norm_refuses
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -14,13 +15,15 @@ _Y = part(ADDED_NORM, 0)
 _ROWS = call(_aten.view.default, _Y, KeywordArg("sizes"))
 
 
-def _replace(x1, x2, gamma, epsilon=1e-6, *, as_rows: bool, keeps_sum: bool):
+def _replace(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, as_rows: bool, keeps_sum: bool
+) -> Results:
     wide, y, _, x = _npu.npu_add_rms_norm_cast.default(x1, x2, gamma, epsilon)
     rows = (wide.view(-1, y.size(-1)), y.view(-1, y.size(-1))) if as_rows else (wide,)
     return (*rows, y, x) if keeps_sum else (*rows, y)
 
 
-def _check(x1, x2, gamma, rows=None) -> str | None:
+def _check(x1: Node, x2: Node, gamma: Node, rows: Node | None = None) -> str | None:
     if rows is not None:
         width, shape = x1.meta["val"].shape[-1], rows.meta["val"].shape
         if len(shape) != 2 or not statically_known_true(shape[1] == width):

@@ -4,16 +4,19 @@ import functools
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, MultiOutputPattern, call, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import ADDED_NORM, added_norm_refuses
 
 _npu, _view = torch.ops.npu, torch.ops.aten.view.default
 _FLAT = call(_view, part(ADDED_NORM, 0), KeywordArg("sizes"))
 
 
-def _replace(x1, x2, gamma, epsilon=1e-6, *, keeps_sum: bool):
+def _replace(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, keeps_sum: bool
+) -> Results:
     y, _, x, scale, _ = _npu.npu_add_rms_norm_dynamic_quant.default(
         x1, x2, gamma, epsilon=epsilon, output_mask=[True, False]
     )
@@ -21,7 +24,7 @@ def _replace(x1, x2, gamma, epsilon=1e-6, *, keeps_sum: bool):
     return (*results, x) if keeps_sum else results
 
 
-def _check(x1, x2, gamma, flat) -> str | None:
+def _check(x1: Node, x2: Node, gamma: Node, flat: Node) -> str | None:
     shape, flattened = x1.meta["val"].shape, flat.meta["val"].shape
     expected = (shape[0] * shape[1], *shape[2:]) if len(shape) > 2 else ()
     if len(flattened) != len(expected) or not statically_known_true(sym_eq(tuple(flattened), expected)):

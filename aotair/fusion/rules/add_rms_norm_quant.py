@@ -3,9 +3,10 @@
 import functools
 
 import torch
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, MultiOutputPattern, call, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import ADDED_NORM, added_norm_refuses, dtype_text, val
 
 _npu = torch.ops.npu
@@ -13,12 +14,23 @@ _INT8 = (1, 12)  # npu_quantize's numbers for int8 and qint8
 _ALIGNED = 32  # bytes
 
 
-def _replace(x1, x2, gamma, scales, zero_points, epsilon=1e-6, *, keeps_sum: bool):
+def _replace(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    epsilon: float = 1e-6,
+    *,
+    keeps_sum: bool,
+) -> Results:
     y, _, x = _npu.npu_add_rms_norm_quant.default(x1, x2, gamma, scales, zero_points, axis=-1, epsilon=epsilon)
     return (y, x) if keeps_sum else (y,)
 
 
-def _check(x1, x2, gamma, scales, zero_points, dtype, axis) -> str | None:
+def _check(
+    x1: Node, x2: Node, gamma: Node, scales: Node, zero_points: Node | None, dtype: object, axis: int
+) -> str | None:
     if axis % val(x1).dim() != val(x1).dim() - 1:
         return f"axis={axis} is not the last dimension"
     if dtype not in _INT8:

@@ -6,16 +6,17 @@ On the CPU only: its kernel shares heads in every form, with equal numbers. Othe
 import itertools
 
 import torch
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, call
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .lift_attention import repeated
 from .npu import same, val
 
 _aten = torch.ops.aten
 
 
-def _check(query, key, value, key_dim=2, value_dim=2) -> str | None:
+def _check(query: Node, key: Node, value: Node, key_dim: int = 2, value_dim: int = 2) -> str | None:
     for node in (query, key, value):
         if val(node).dim() != 4 or not isinstance(val(node).shape[1], int):
             return f"{node.name} has not four dimensions with a known number of heads: {list(val(node).shape)}"
@@ -29,7 +30,14 @@ def _check(query, key, value, key_dim=2, value_dim=2) -> str | None:
     return None
 
 
-def _replace(query, key, value, mask=None, causal=False, scale=None):
+def _replace(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Results:
     found = _aten.scaled_dot_product_attention.default(
         query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=True
     )

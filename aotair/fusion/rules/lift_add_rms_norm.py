@@ -1,9 +1,10 @@
 """A residual addition whose result is normed -> npu_add_rms_norm, which gives the sum as well."""
 
 import torch
+from torch.fx.node import Node
 
 from ..matcher import Either, KeywordArg, MultiOutputPattern, call, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import dtype_text, not_alike, val
 
 _npu = torch.ops.npu
@@ -14,7 +15,7 @@ _NORM = Either(
 )
 
 
-def _check(x1, x2, gamma) -> str | None:
+def _check(x1: Node, x2: Node, gamma: Node) -> str | None:
     if val(x1).dtype != val(x2).dtype:
         return f"{x1.name} is {dtype_text(x1)} and {x2.name} is {dtype_text(x2)}"
     if val(gamma).dtype != val(x1).dtype:
@@ -22,7 +23,7 @@ def _check(x1, x2, gamma) -> str | None:
     return not_alike(x1, x2)
 
 
-def _replace(x1, x2, gamma, epsilon=1e-6):
+def _replace(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> Results:
     y, _, x = _npu.npu_add_rms_norm.default(x1, x2, gamma, epsilon)
     return y, x
 

@@ -6,9 +6,10 @@ import math
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Node
 
 from ..matcher import Either, KeywordArg, PatternExpr, call
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import HALVES, dtype_text, same, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -36,7 +37,16 @@ def _attention(key: PatternExpr, value: PatternExpr) -> list[PatternExpr]:
     ]
 
 
-def _check(query, key, value, mask=None, dim0=1, dim1=2, key_dim=2, value_dim=2) -> str | None:
+def _check(
+    query: Node,
+    key: Node,
+    value: Node,
+    mask: Node | None = None,
+    dim0: int = 1,
+    dim1: int = 2,
+    key_dim: int = 2,
+    value_dim: int = 2,
+) -> str | None:
     for node in (query, key, value):
         if val(node).dim() != 4 or val(node).dtype not in HALVES or val(node).dtype != val(query).dtype:
             return f"{node.name} is {dtype_text(node)} {list(val(node).shape)}; four dimensions of a half are needed"
@@ -62,7 +72,7 @@ def _check(query, key, value, mask=None, dim0=1, dim1=2, key_dim=2, value_dim=2)
     return None if mask is None else _mask_refused(mask, query, key)
 
 
-def _mask_refused(mask, query, key) -> str | None:
+def _mask_refused(mask: Node, query: Node, key: Node) -> str | None:
     shape = val(mask).shape
     if val(mask).dtype != torch.bool:
         return f"{mask.name} is an additive mask ({dtype_text(mask)}), the kernel takes a boolean one"
@@ -74,14 +84,23 @@ def _mask_refused(mask, query, key) -> str | None:
     return None
 
 
-def _hidden(mask, query, key) -> torch.Tensor:
+def _hidden(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """What the kernel wants: true where nothing is seen, and a row for each batch where there may be one query."""
     if not statically_known_true(query.shape[2] > 1):
         mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
     return torch.logical_not(mask)
 
 
-def _replace(query, key, value, mask=None, causal=False, scale=None, *, transposed: bool):
+def _replace(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    *,
+    transposed: bool,
+) -> Results:
     heads, width = query.shape[1], query.shape[3]
     if causal:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()

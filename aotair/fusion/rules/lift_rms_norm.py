@@ -1,10 +1,13 @@
 """An RMS norm in the spellings of transformers' models -> npu_rms_norm."""
 
+from collections.abc import Sequence
+
 import torch
+from torch.fx.node import Node
 
 from ...ops import npu as _defined  # noqa: F401 (the ops that this rule names)
 from ..matcher import Either, KeywordArg, PatternExpr, call, commutes
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import HALVES, dtype_text, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -22,8 +25,12 @@ _RECIPROCAL = Either(
 _NORMED = Either(commutes(_mul, _WIDE, _RECIPROCAL), call(_aten.div.Tensor, _WIDE, _ROOT))
 
 
-def _check(x, gamma, wide, dims, epsilon, dtype=None) -> str | None:
+def _check(
+    x: Node, gamma: Node, wide: Node, dims: Sequence[int], epsilon: object, dtype: torch.dtype | None = None
+) -> str | None:
     rank = val(x).dim()
+    if not rank:
+        return f"{x.name} has no dimension"
     if dtype not in (None, val(x).dtype):
         return f"the norm of {x.name}, {dtype_text(x)}, is cast to {dtype}"
     if [dim % rank for dim in dims] != [rank - 1]:
@@ -33,13 +40,13 @@ def _check(x, gamma, wide, dims, epsilon, dtype=None) -> str | None:
     return _refuses(x, gamma, wide)
 
 
-def _check_op(x, gamma, shape, epsilon=0.0) -> str | None:
+def _check_op(x: Node, gamma: Node, shape: Sequence[object], epsilon: object = 0.0) -> str | None:
     if not isinstance(epsilon, float):
         return f"epsilon is {epsilon}, not a number"
     return _refuses(x, gamma, None) if len(shape) == 1 else f"it norms over {len(shape)} dimensions"
 
 
-def _refuses(x, gamma, wide) -> str | None:
+def _refuses(x: Node, gamma: Node, wide: Node | None) -> str | None:
     if val(x).dtype not in (*HALVES, torch.float32):
         return f"{x.name} is {dtype_text(x)}"
     if wide is not None and val(wide).dtype != torch.float32:
@@ -51,7 +58,7 @@ def _refuses(x, gamma, wide) -> str | None:
     return None
 
 
-def _replace(x, gamma, epsilon=None):
+def _replace(x: torch.Tensor, gamma: torch.Tensor, epsilon: float | None = None) -> Results:
     # torch's own norm takes the smallest step of the dtype it computes in.
     epsilon = torch.finfo(torch.float32).eps if epsilon is None else epsilon
     return (_npu.npu_rms_norm.default(x, gamma, epsilon)[0],)

@@ -1,9 +1,10 @@
 """A rotary embedding by rotated halves -> npu_rotary_mul."""
 
 import torch
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, PatternExpr, call, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import HALVES, dtype_text, same, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -30,20 +31,33 @@ def _sums(first: PatternExpr, second: PatternExpr) -> list[PatternExpr]:
     return [call(_aten.add.Tensor, *pair) for a in ahead for b in around for pair in ((a, b), (b, a))]
 
 
-def _check_slices(x, cos, sin, first, second, dim, dim1, dim2, start1, start2) -> str | None:
+def _check_slices(
+    x: Node,
+    cos: Node,
+    sin: Node,
+    first: Node,
+    second: Node,
+    dim: int,
+    dim1: int,
+    dim2: int,
+    start1: object,
+    start2: object,
+) -> str | None:
     half = val(x).shape[-1] // 2
     if (val(first).shape[-1], val(second).shape[-1], start1, start2) != (half, half, 0, half):
         return f"the last dimension of {x.name} is not cut into halves"
     return _refuses(x, cos, sin, dim, dim1, dim2)
 
 
-def _check_split(x, cos, sin, size, dim, dim1) -> str | None:
+def _check_split(x: Node, cos: Node, sin: Node, size: int | Node, dim: int, dim1: int) -> str | None:
+    if isinstance(size, Node):
+        return f"{x.name} is split by a symbolic size"
     if val(x).shape[-1] != 2 * size:
         return f"the last dimension of {x.name} is not split into halves"
     return _refuses(x, cos, sin, dim, dim1)
 
 
-def _refuses(x, cos, sin, *dims: int) -> str | None:
+def _refuses(x: Node, cos: Node, sin: Node, *dims: int) -> str | None:
     rank, width = val(x).dim(), val(x).shape[-1]
     if rank != 4:
         return f"{x.name} has {rank} dimensions, npu_rotary_mul takes 4"
@@ -70,7 +84,7 @@ def _spread(shape: torch.Size, whole: torch.Size) -> bool:
     return any(all(f if wanted else o for f, o, wanted in zip(full, ones, layout)) for layout in _LAYOUTS)
 
 
-def _replace(x, cos, sin):
+def _replace(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Results:
     return (_npu.npu_rotary_mul.default(x, cos, sin),)
 
 

@@ -1,9 +1,10 @@
 """silu(gate) * up -> npu_swiglu."""
 
 import torch
+from torch.fx.node import Node
 
 from ..matcher import KeywordArg, PatternExpr, call, commutes, part
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import HALVES, dtype_text, same, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -15,7 +16,7 @@ def _gated(gate: PatternExpr, up: PatternExpr) -> tuple[PatternExpr, ...]:
     return commutes(_aten.mul.Tensor, call(_aten.silu.default, gate), up).choices
 
 
-def _check(gate, up) -> str | None:
+def _check(gate: Node, up: Node) -> str | None:
     for node in (gate, up):
         if val(node).dtype not in _DTYPES:
             return f"{node.name} is {dtype_text(node)}"
@@ -26,17 +27,19 @@ def _check(gate, up) -> str | None:
     return None
 
 
-def _check_halves(x, size, dim) -> str | None:
+def _check_halves(x: Node, size: int | Node, dim: int) -> str | None:
+    if isinstance(size, Node):
+        return f"{x.name} is split by a symbolic size"
     if dim % val(x).dim() != val(x).dim() - 1 or val(x).shape[-1] != 2 * size:
         return f"{x.name} is not split into halves of its last dimension"
     return None if val(x).dtype in _DTYPES else f"{x.name} is {dtype_text(x)}"
 
 
-def _replace(gate, up):
+def _replace(gate: torch.Tensor, up: torch.Tensor) -> Results:
     return (_npu.npu_swiglu.default(torch.cat([gate, up], -1), -1),)
 
 
-def _replace_halves(x):
+def _replace_halves(x: torch.Tensor) -> Results:
     return (_npu.npu_swiglu.default(x, -1),)
 
 

@@ -2,9 +2,10 @@
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import Node
 
 from ..matcher import Either, KeywordArg, PatternExpr, call
-from ..rule import Fused, Rule
+from ..rule import Fused, Results, Rule
 from .npu import dtype_text, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
@@ -20,7 +21,7 @@ def _unless_viewed(source: PatternExpr, number: str) -> Either:
     return Either(*views, source)
 
 
-def _swap(source: PatternExpr, first: str, second: str):
+def _swap(source: PatternExpr, first: str, second: str) -> PatternExpr:
     return call(_aten.transpose.int, source, KeywordArg(first), KeywordArg(second))
 
 
@@ -34,7 +35,7 @@ def _product(left: PatternExpr) -> tuple[PatternExpr, PatternExpr, PatternExpr]:
     return _swap(viewed, "out0", "out1"), product, viewed
 
 
-def _other_swap(what: str, node, first: int, second: int) -> str | None:
+def _other_swap(what: str, node: Node, first: int, second: int) -> str | None:
     """Why transposing `node` by these dimensions is not what the kernel does, or nothing."""
     rank = val(node).dim()
     if rank != 3:
@@ -45,7 +46,7 @@ def _other_swap(what: str, node, first: int, second: int) -> str | None:
     return None
 
 
-def _refuses(left, x2, product, viewed, out0, out1) -> str | None:
+def _refuses(left: Node, x2: Node, product: Node, viewed: Node, out0: int, out1: int) -> str | None:
     """What the kernel asks; left is the first argument as the product takes it."""
     reason = _other_swap("the result", viewed, out0, out1)
     if reason is not None:
@@ -66,16 +67,18 @@ def _refuses(left, x2, product, viewed, out0, out1) -> str | None:
     return None
 
 
-def _same(one, other) -> bool:
+def _same(one: Node, other: Node) -> bool:
     a, b = val(one), val(other)
     return a.dim() == b.dim() and statically_known_true(sym_eq(tuple(a.shape), tuple(b.shape)))
 
 
-def _check_plain(x1, x2, product, viewed, out0, out1) -> str | None:
+def _check_plain(x1: Node, x2: Node, product: Node, viewed: Node, out0: int, out1: int) -> str | None:
     return _refuses(x1, x2, product, viewed, out0, out1)
 
 
-def _check_swapped(x1, x2, swapped, left, product, viewed, in0, in1, out0, out1) -> str | None:
+def _check_swapped(
+    x1: Node, x2: Node, swapped: Node, left: Node, product: Node, viewed: Node, in0: int, in1: int, out0: int, out1: int
+) -> str | None:
     reason = _other_swap(x1.name, x1, in0, in1)
     if reason is None and not _same(left, swapped):
         reason = f"{left.name} changes the shape of the first argument"
@@ -88,11 +91,11 @@ def _check_swapped(x1, x2, swapped, left, product, viewed, in0, in1, out0, out1)
     return None
 
 
-def _replace_plain(x1, x2):
+def _replace_plain(x1: torch.Tensor, x2: torch.Tensor) -> Results:
     return (_npu.npu_transpose_batchmatmul.default(x1, x2, perm_x1=[0, 1, 2]),)
 
 
-def _replace_swapped(x1, x2):
+def _replace_swapped(x1: torch.Tensor, x2: torch.Tensor) -> Results:
     return (_npu.npu_transpose_batchmatmul.default(x1, x2, perm_x1=[1, 0, 2]),)
 
 
