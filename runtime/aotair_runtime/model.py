@@ -3,7 +3,6 @@
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from .artifact.open import Artifact, read_program, with_weights
 from .artifact.ops import NAMESPACES, resolve
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
-from .capture.graphs import Parts
+from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, open_device
 from .errors import ArgumentError, ClosedError, DeviceError
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
-from .memory.promise import Terms, fresh_bytes, promise
+from .memory.promise import Promise, Terms, fresh_bytes, promise
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .weights.swap import read_weights, swap
@@ -87,28 +86,16 @@ class Model:
     """A loaded artifact. Call it (the only entry point, or `forward`), or an entry point by its name."""
 
     def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
-        program, where = artifact.program, str(artifact.path)
         self.artifact = artifact
-        self._device = device
-        namespaces = (*NAMESPACES, *settings.allow_namespaces)
-        ops = tuple(resolve(op, namespaces, where, host=device.kind == "cpu") for op in program.ops)
-        wanted = [(e, n) for e in program.entry_points for n in _wanted(e, settings.capture)]
-        wanted.sort(key=lambda pair: -pair[0].buckets[pair[1]].height)  # over all entry points the largest first
-        _check_names(program, settings.capture)
-        own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
-        pool_costs = [pool_cost(device, program)] * own_pools
-        check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
-        there = 0 if pool is None or settings.apart else pool.arena.nbytes
-        terms = Terms(device.kind, settings.apart, settings.enable_output_clone, there)
-        self.promise = promise(program, terms)
-        check_memory(device, self.promise, program.requirements, settings.memory_budget, where)
-        self._parts = Parts(program, device, ops, (), (), settings, program.name, self.promise)
+        wanted = _wanted(artifact.program, settings.capture)
+        self._parts = _checked(artifact, device, settings, pool, wanted)
+        self._resident = Resident()
         self._pools: list[Pool] = []
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
-        self._own_pools = pool is None or settings.apart
+        own = pool is None or settings.apart
         self.entry_points: dict[str, Entry] = {}
         # What is left to do when nobody closes the model.
-        self._end = weakref.finalize(self, _release, self.entry_points, self._pools, self._own_pools, device)
+        self._end = weakref.finalize(self, _release, self.entry_points, self._pools, own, device)
         self._end.atexit = False
         try:
             self._bind(pool)
@@ -117,17 +104,17 @@ class Model:
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
-                raise_out_of_memory(error, device, self.promise, where)
+                raise_out_of_memory(error, device, self.promise, str(artifact.path))
             raise
 
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
-        program, device = self.program, self._device
+        program, device = self.program, self._parts.device
         constants = device.place(self.artifact.constants)
         states = device.copies([constants[state.constant] for state in program.state])
-        self._parts = replace(self._parts, constants=constants, states=states)
+        self._resident = Resident(constants, states)
         for spec in program.entry_points:
-            self.entry_points[spec.name] = Entry(spec, self._parts, self._pools_for(spec, pool))
+            self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -147,16 +134,23 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<aotair model {self.program.name!r} on {self._device.torch_device}: {', '.join(self.entry_points)}>"
+        return (
+            f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: {', '.join(self.entry_points)}>"
+        )
 
     @property
     def program(self) -> Program:
         return self.artifact.program
 
     @property
+    def promise(self) -> Promise:
+        """The memory that the artifact takes on this device."""
+        return self._parts.promise
+
+    @property
     def device(self) -> torch.device:
         """Where inputs have to lie, and outputs do."""
-        return self._device.torch_device
+        return self._parts.device.torch_device
 
     @property
     def buckets(self) -> dict[str, tuple[str, ...]]:
@@ -173,7 +167,7 @@ class Model:
     def state(self) -> dict[str, torch.Tensor]:
         """The buffers that the model mutates, by name: the memory itself, not a copy."""
         self._refuse_closed()
-        return {state.name: tensor for state, tensor in zip(self.program.state, self._parts.states)}
+        return {state.name: tensor for state, tensor in zip(self.program.state, self._resident.states)}
 
     def reset_state(self) -> None:
         """Give every state the value it had at build time."""
@@ -181,8 +175,8 @@ class Model:
         pool = self._pools[0]
         with pool.lock:
             pool.enter()
-            for state, tensor in zip(self.program.state, self._parts.states):
-                tensor.copy_(self._parts.constants[state.constant])
+            for state, tensor in zip(self.program.state, self._resident.states):
+                tensor.copy_(self._resident.constants[state.constant])
 
     def load_weights(self, path: str | Path, *, strict: bool = True, cast: bool = False) -> None:
         """Give the weights the values at `path`, at their addresses: nothing is built or captured again. Calls wait
@@ -209,7 +203,7 @@ class Model:
         weights = read_weights(Path(path), self.artifact, strict=strict, cast=cast)
         with self._alone():
             self._refuse_closed()
-            swap(self, weights, self._parts.constants, self._parts.states)
+            swap(self, weights, self._resident.constants, self._resident.states)
 
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
@@ -224,16 +218,16 @@ class Model:
         with self._pools[0].lock, torch.inference_mode():  # pools of one model have one lock
             for pool in self._pools:
                 pool.enter()
-            self._device.synchronize()
+            self._parts.device.synchronize()
             yield
 
     def memory(self) -> MemoryReport:
         """Promised, reserved and used bytes, by what they are for, by pool and by bucket."""
-        return memory_report(self._parts, self._pools, self.entry_points.values())
+        return memory_report(self._parts, self._resident, self._pools, self.entry_points.values())
 
     def synchronize(self) -> None:
         """Wait until the device has done all that calls have asked of it; an output is complete then."""
-        self._device.synchronize()
+        self._parts.device.synchronize()
 
     def stats(self) -> Stats:
         """What has been called and captured so far, by bucket."""
@@ -243,7 +237,7 @@ class Model:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
         that was handed in lives on."""
         self.artifact = Artifact(self.artifact.path, self.program, ())
-        self._parts = replace(self._parts, ops=(), constants=(), states=())
+        self._resident = Resident()
         self._end()
 
     # ---- memory -------------------------------------------------------------------------------------------------
@@ -253,13 +247,13 @@ class Model:
         if not self._parts.settings.apart:
             if not self._pools:
                 fresh = max(need.fresh for need in self.promise.needs)
-                self._pools.append(shared or Pool(self._device, self.program.arena, fresh))
+                self._pools.append(shared or Pool(self._parts.device, self.program.arena, fresh))
                 self._pools[0].reserve(self.program.arena, fresh)
             return [self._pools[0]] * len(spec.buckets)
         mine = []
         for bucket in spec.buckets:
             turns = shared.turns if shared else self._pools[0].turns if self._pools else None
-            made = Pool(self._device, _arena_of(self.program, bucket), fresh_bytes(bucket), turns)
+            made = Pool(self._parts.device, _arena_of(self.program, bucket), fresh_bytes(bucket), turns)
             self._pools.append(made)
             mine.append(made)
         return mine
@@ -294,11 +288,34 @@ def _open_device(name: str | torch.device | None, pool: object, program: Program
     return pool.device, pool
 
 
-def _wanted(entry: EntryPoint, capture: str | Sequence[str]) -> list[int]:
-    """The buckets to capture now, largest first; none where mutated inputs have yet to bring their addresses."""
-    if capture == "lazy" or any(spec.kind == "mutated" for spec in entry.inputs):
-        return []
-    return [n for n in entry.capture_order if capture == "all" or describe(entry, entry.buckets[n].sizes) in capture]
+def _wanted(program: Program, capture: str | Sequence[str]) -> list[tuple[EntryPoint, int]]:
+    """The buckets to capture now, over all entry points the largest first; none of those whose mutated inputs have yet
+    to bring their addresses. Raises ArgumentError for names that no bucket has."""
+    _check_names(program, capture)
+    found = [
+        (entry, number)
+        for entry in program.entry_points
+        for number in entry.capture_order
+        if capture != "lazy" and not any(spec.kind == "mutated" for spec in entry.inputs)
+        if capture == "all" or describe(entry, entry.buckets[number].sizes) in capture
+    ]
+    return sorted(found, key=lambda pair: -pair[0].buckets[pair[1]].height)
+
+
+def _checked(
+    artifact: Artifact, device: Device, settings: Settings, pool: Pool | None, wanted: Sequence[tuple[EntryPoint, int]]
+) -> Parts:
+    """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
+    program, where = artifact.program, str(artifact.path)
+    namespaces = (*NAMESPACES, *settings.allow_namespaces)
+    ops = tuple(resolve(op, namespaces, where, host=device.kind == "cpu") for op in program.ops)
+    own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
+    pool_costs = [pool_cost(device, program)] * own_pools
+    check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
+    there = 0 if pool is None or settings.apart else pool.arena.nbytes
+    promised = promise(program, Terms(device.kind, settings.apart, settings.enable_output_clone, there))
+    check_memory(device, promised, program.requirements, settings.memory_budget, where)
+    return Parts(program, device, ops, settings, promised)
 
 
 def _check_names(program: Program, capture: str | Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from .call.entry import Entry
-from .capture.graphs import Parts
+from .capture.graphs import Parts, Resident
 from .capture.pool import Pool
 from .format.sizes import describe
 from .format.text import table
@@ -119,14 +119,15 @@ class Stats:
         return asdict(self)
 
 
-def memory_report(parts: Parts, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
-    program, device, promised = parts.program, parts.device, {item.name: item.nbytes for item in parts.promise.items}
+def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
+    program, device = parts.program, parts.device
+    promised = {item.name: item.nbytes for item in parts.promise.items}
     buckets = tuple(_bucket_memory(entry) for entry in entries)
     reached = _aligned(max((b.addressed for b in itertools.chain(*buckets)), default=0), program.alignment)
     taken = [pool.bytes() for pool in pools]
     arenas = [pool.arena.nbytes for pool in pools]
     pooled = tuple(PoolMemory(arena, reached, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
-    weights, state = device.held(parts.constants), device.held(parts.states)
+    weights, state = device.held(resident.constants), device.held(resident.states)
     beside = sum(b.allocated for b in taken) - sum(device.held([pool.arena]).allocated for pool in pools)
     extra = sum(b.reserved for b in taken) - sum(arenas)
     categories = (
@@ -136,8 +137,8 @@ def memory_report(parts: Parts, pools: Sequence[Pool], entries: Iterable[Entry])
         Category("beside the arena", promised[FRESH] + promised[WORKSPACE], extra, beside),
     )
     return MemoryReport(
-        sum(tensor.nbytes for tensor in parts.constants),
-        sum(tensor.nbytes for tensor in parts.states),
+        sum(tensor.nbytes for tensor in resident.constants),
+        sum(tensor.nbytes for tensor in resident.states),
         program.arena,
         sum(arenas),
         reached,

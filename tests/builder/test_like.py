@@ -42,8 +42,8 @@ def test_it_is_what_a_build_of_its_own_makes(built, tmp_path: Path, name: str):
     assert files(like)["weights.safetensors"] != files(built(name))["weights.safetensors"]
     model = aotair.load(built(name))
     model.load_weights(like)
-    texts = [tensor.numpy().tobytes() for tensor in model._parts.constants]
-    assert texts == [tensor.numpy().tobytes() for tensor in aotair.load(like)._parts.constants]
+    texts = [tensor.numpy().tobytes() for tensor in model._resident.constants]
+    assert texts == [tensor.numpy().tobytes() for tensor in aotair.load(like)._resident.constants]
 
 
 def test_no_pass_and_no_plan_is_made(built, tmp_path: Path, monkeypatch):

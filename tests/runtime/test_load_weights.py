@@ -60,7 +60,7 @@ def files(path: Path) -> dict[str, str]:
 
 
 def texts(model) -> list[bytes]:
-    return [tensor.cpu().numpy().tobytes() for tensor in (*model._parts.constants, *model._parts.states)]
+    return [tensor.cpu().numpy().tobytes() for tensor in (*model._resident.constants, *model._resident.states)]
 
 
 def refused(model, path: Path, says: str, **options: object) -> None:
@@ -85,10 +85,10 @@ def test_new_values_of_a_checkpoint(node, tmp_path: Path, capture: str, options:
     model = node.load("encoder", capture=capture, enable_output_clone=True, **options)
     ids, mask = IDS.to(node.device), MASK.to(node.device)
     old = model(ids, mask)
-    stats, addresses = model.stats(), [tensor.data_ptr() for tensor in model._parts.constants]
+    stats, addresses = model.stats(), [tensor.data_ptr() for tensor in model._resident.constants]
     model.load_weights(saved(other, tmp_path / "w.safetensors"))
     assert model.stats() == stats
-    assert [tensor.data_ptr() for tensor in model._parts.constants] == addresses
+    assert [tensor.data_ptr() for tensor in model._resident.constants] == addresses
     with torch.device("cpu"):
         want = other(IDS, MASK)
     torch.testing.assert_close(model(ids, mask).cpu(), want, atol=1e-3, rtol=1e-5)

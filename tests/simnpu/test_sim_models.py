@@ -202,7 +202,7 @@ def test_a_program_on_several_streams_is_right_in_every_legal_order(npu_only, re
         with simnpu.schedule(seed):
             got = model(*x)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
-    assert model._device.usage.streams >= 6 * streams
+    assert model._parts.device.usage.streams >= 6 * streams
 
 
 def test_streams_have_the_priorities_of_the_program(npu_only, rewritten, original):

@@ -10,7 +10,7 @@ import torch
 
 from ..capture.bind import as_dtype
 from ..capture.captured import Captured
-from ..capture.graphs import Graphs, Parts
+from ..capture.graphs import Graphs, Parts, Resident
 from ..capture.pool import Pool
 from ..errors import UpdateError
 from ..format.schema import EntryPoint, Placement
@@ -42,7 +42,7 @@ class Counters:
 class Entry:
     """One entry point of a loaded model; call it with tensors by position, by name, or as one packed argument."""
 
-    def __init__(self, spec: EntryPoint, parts: Parts, pools: Sequence[Pool]):
+    def __init__(self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool]):
         self.spec = spec
         self._device, self._layouts, self._promise = parts.device, parts.program.layouts, parts.promise
         self._clones_outputs = parts.settings.enable_output_clone
@@ -55,9 +55,9 @@ class Entry:
         self._mutated, self._has_hosts = signature.mutated, bool(signature.hosts)
         self._some_users, self._plain = not signature.all_users, signature.plain
         self._take_mutated, self._take_users = signature.take_mutated, signature.take_users
-        self.graphs = Graphs(spec, parts, pools, self._forget_plans)
+        self.graphs = Graphs(spec, parts, resident, pools, self._forget_plans)
         held = {pool: pool.held() for pool in dict.fromkeys(pools)}
-        planner = Planner(signature, self._layouts, parts.states, self.graphs, held, self._copies)
+        planner = Planner(signature, self._layouts, resident.states, self.graphs, held, self._copies)
         self._plans = PlanCache(signature, planner, parts.settings.clone_input, self._count)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,11 +30,16 @@ class Parts:
     program: Program
     device: Device
     ops: tuple[torch._ops.OpOverload, ...]
-    constants: tuple[torch.Tensor, ...]
-    states: tuple[torch.Tensor, ...]
     settings: Settings
-    where: str
     promise: Promise
+
+
+@dataclass(frozen=True)
+class Resident:
+    """The tensors of a loaded model that stay where they are; none once it is closed."""
+
+    constants: tuple[torch.Tensor, ...] = ()
+    states: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass
@@ -51,8 +56,10 @@ class CaptureCounters:
 class Graphs:
     """`pools` has the pool of each bucket; `changed` is called when graphs that were handed out are no longer good."""
 
-    def __init__(self, spec: EntryPoint, parts: Parts, pools: Sequence[Pool], changed: Callable[[], None]):
-        self.spec, self.parts, self.pools = spec, parts, tuple(pools)
+    def __init__(
+        self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool], changed: Callable[[], None]
+    ):
+        self.spec, self.parts, self.resident, self.pools = spec, parts, resident, tuple(pools)
         self.counters = CaptureCounters()
         self._changed = changed
         # By bucket, then by the addresses of the inputs used in place; the least recently used first.
@@ -102,7 +109,7 @@ class Graphs:
         if self._closed:
             raise ClosedError("the model was closed", fix="load it again")
         bucket = self.spec.buckets[number]
-        memory = Memory(self.pools[number].space, self.parts.constants, self.parts.states, {})
+        memory = Memory(self.pools[number].space, self.resident.constants, self.resident.states, {})
         tensors = Tensors(self.parts.program, bucket, memory)
         copied = [i for i, offset in enumerate(bucket.input_offsets) if offset >= 0 and i not in self._listed]
         return {i: tensors[bucket.inputs[i]] for i in copied}
@@ -161,19 +168,21 @@ class Graphs:
 
     def close(self) -> None:
         self._closed = True
-        self.parts = replace(self.parts, constants=(), states=())
+        self.resident = Resident()
         for kept in self._kept.values():
             self._forget(kept, list(kept))
 
     # ---- capturing ----------------------------------------------------------------------------------------------
 
     def _where(self, number: int) -> str:
-        return f"{self.parts.where}.{self.spec.name}, bucket {describe(self.spec, self.spec.buckets[number].sizes)}"
+        return (
+            f"{self.parts.program.name}.{self.spec.name}, bucket {describe(self.spec, self.spec.buckets[number].sizes)}"
+        )
 
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: Space) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
         lists = dict(zip(self._listed, legal_lists(parts.program, self.spec, bucket.sizes)))
-        memory = Memory(space, parts.constants, parts.states, in_place, lists)
+        memory = Memory(space, self.resident.constants, self.resident.states, in_place, lists)
         before = parts.device.bytes().reserved
         try:
             bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
