@@ -106,13 +106,17 @@ def _rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
             raise
         except Exception as error:
             raise ModelError(
-                f"{field}: {name} failed: {type(error).__name__}: {error}", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="call it yourself to see where",
-            ) from error  # fmt: skip
+                f"{field}: {name} failed: {type(error).__name__}: {error}",
+                where=recipe.where,
+                expected="a function that calls aotair.register_replacement",
+                fix="call it yourself to see where",
+            ) from error
         if not found:
             raise ModelError(
-                f"{field}: {name} registered no rule", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="register inside the function",
-            )  # fmt: skip
+                f"{field}: {name} registered no rule",
+                where=recipe.where,
+                expected="a function that calls aotair.register_replacement",
+                fix="register inside the function",
+            )
         rules += found
     return tuple(rules)

@@ -122,10 +122,17 @@ class Promise:
         """A table of what each bucket needs, or only the `most` largest."""
         head = ["bucket", "arena bytes", "lower bound", "over", "beside the arena", "inputs", "outputs"]
         rows = [
-            [n.name, f"{n.height:,}", f"{n.lower_bound:,}", f"{n.height / max(1, n.lower_bound) - 1:.2%}",
-             f"{n.fresh:,}", f"{n.inputs:,}", f"{n.outputs:,}"]
+            [
+                n.name,
+                f"{n.height:,}",
+                f"{n.lower_bound:,}",
+                f"{n.height / max(1, n.lower_bound) - 1:.2%}",
+                f"{n.fresh:,}",
+                f"{n.inputs:,}",
+                f"{n.outputs:,}",
+            ]
             for n in (self.needs if most is None else sorted(self.needs, key=lambda n: -n.reserved)[:most])
-        ]  # fmt: skip
+        ]
         return table(head, rows)
 
 
@@ -177,11 +184,12 @@ def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None
     taken; `whose` says who set the limit."""
     if promised.peak > limit:
         raise MemoryBudgetError(
-            "the model would take more memory than there is for it", where=where,
+            "the model would take more memory than there is for it",
+            where=where,
             expected=f"at most {limit:,} bytes ({whose})",
             got=f"{promised.peak:,} bytes, {promised.peak - limit:,} too many\n{indented(promised)}",
             fix=what_fits(promised, limit),
-        )  # fmt: skip
+        )
 
 
 def what_fits(promised: Promise, limit: int) -> str:
@@ -191,8 +199,10 @@ def what_fits(promised: Promise, limit: int) -> str:
     kept = [need for need in promised.needs if rest + takes[need] <= limit]
     if not kept:
         over = rest + min(takes.values()) - limit
-        return f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller " \
-            "model, narrower dtypes or a larger device"  # fmt: skip
+        return (
+            f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller "
+            "model, narrower dtypes or a larger device"
+        )
     dropped = sorted((need for need in promised.needs if need not in kept), key=takes.__getitem__)
     names = "; ".join(need.name for need in dropped[:4]) + (f" and {len(dropped) - 4} more" if dropped[4:] else "")
     least = f"or make {dropped[-1].name} {rest + takes[dropped[-1]] - limit:,} bytes smaller"
