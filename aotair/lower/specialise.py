@@ -94,7 +94,7 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return True
     target = Target(nodes.device)
-    if not nodes.names(op) or nodes.device == "cpu":
+    if not nodes.names(op) or target.is_host:
         return nodes.names(op)
     if _READS & set(op.tags):
         return False

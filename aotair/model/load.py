@@ -191,8 +191,8 @@ def _check_inputs(model: torch.nn.Module, job: EntryJob) -> None:
 
 
 class _Parameters:
-    """The parameters of a method: `several` is the name of its `*args`, `rest` of its `**kwargs`, `named` are all others,
-    of which the `needed` ones have no default."""
+    """The parameters of a method: `several` is the name of its `*args`, `rest` of its `**kwargs`; `named` are all
+    others, of which the `needed` ones have no default."""
 
     def __init__(self, method: Callable[..., object]):
         parameters = inspect.signature(method).parameters

@@ -52,7 +52,8 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
     entries = entry_jobs(recipe)
-    if recipe.target.device == "npu" or any(item.host for one in entries for item in one.inputs.values()):
+    target = Target(recipe.target.device)
+    if target.takes_lists or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.
     factory = None
@@ -66,7 +67,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         model=recipe.model,
         factory=factory,
         given=given,
-        target=Target(recipe.target.device),
+        target=target,
         needs=recipe.target,
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
