@@ -161,3 +161,18 @@ def test_both_packages_are_under_the_licence_of_the_repository():
     assert text.lstrip().startswith("Apache License") and text == (ROOT / "runtime" / "LICENSE").read_text()
     for file in (ROOT / "pyproject.toml", ROOT / "runtime" / "pyproject.toml"):
         assert 'license = "Apache-2.0"\nlicense-files = ["LICENSE"]\n' in file.read_text(), file
+
+
+# Where the tests of a folder's modules lie, and the modules that have none of their own.
+TESTED = {"passes": ("passes", set()), "fusion/rules": ("rules", {"__init__", "npu"})}
+NAMED = [
+    (module, ROOT / "tests" / "builder" / tests / f"test_{module.stem}.py")
+    for folder, (tests, without) in TESTED.items()
+    for module in files(BUILDER / folder)
+    if module.stem not in without
+]
+
+
+@pytest.mark.parametrize(("module", "tests"), NAMED, ids=lambda f: f.stem)
+def test_each_pass_and_each_rule_has_a_test_file_of_its_name(module: Path, tests: Path):
+    assert tests.is_file(), f"{module.relative_to(ROOT)} has no {tests.relative_to(ROOT)}"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fusing import POINTS, ROWS, SCALES, declines, fires, norm
+from fusing import POINTS, ROWS, SCALES, declines, fires, half, norm
 
 aten, npu = torch.ops.aten, torch.ops.npu
 
@@ -42,3 +42,28 @@ def test_quant_in_all_variants(points, keeps_sum, dtype, axis):
 )
 def test_quant_declines(why, function, inputs):
     declines("add_rms_norm_quant", why, function, *inputs)
+
+
+@pytest.mark.parametrize("scales", [SCALES, SCALES.float(), SCALES.bfloat16()])
+@pytest.mark.parametrize("points", [POINTS, POINTS.float()])
+def test_scales_and_points_of_every_dtype_that_is_taken(scales, points):
+    fires("add_rms_norm_quant", "npu_add_rms_norm_quant", _static(), *ROWS, scales, points)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (1, 1, 32), (0, 32), (3, 16)])
+def test_one_row_no_row_and_the_shortest_rows_that_are_taken(shape):
+    width = shape[-1]
+    inputs = half(*shape), half(*shape, seed=1), half(width, seed=2), SCALES[:width], POINTS[:width]
+    fires("add_rms_norm_quant", "npu_add_rms_norm_quant", _static(), *inputs)
+
+
+def test_the_result_is_used_elsewhere():
+    def function(x1, x2, gamma, scales, zero):
+        y, _, _ = norm(x1, x2, gamma)
+        return npu.npu_quantize.default(y, scales, zero, 1, -1), y * 2
+
+    declines("add_rms_norm_quant", "is also used by mul (aten.mul.Tensor)", function, *ROWS, SCALES, POINTS)
+
+
+def test_scales_that_are_no_floats_decline():
+    declines("add_rms_norm_quant", "is int32, not floating-point", _static(), *ROWS, SCALES.int() + 1, POINTS)

@@ -76,3 +76,38 @@ def test_numbers_are_no_weights_and_other_dtypes_no_results():
     declines("lift_rms_norm", "2.0 is not a tensor", lambda x: (wide(x) * 2.0,), x)
     cast = lambda x, w: (w * wide(x).bfloat16(),)  # noqa: E731
     declines("lift_rms_norm", "is cast to torch.bfloat16", cast, x, half(32).float())
+
+
+def _by_op(x, weight):
+    return (functional.rms_norm(x, (32,), weight, 1e-3),)
+
+
+def _by_op_over_two(x, weight):
+    return (functional.rms_norm(x, (3, 32), weight),)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (32,), (0, 32), (2, 2, 2, 32)])
+@pytest.mark.parametrize("spelling", [llama, _by_op])
+def test_one_row_no_row_and_many_dimensions(shape, spelling):
+    fires("lift_rms_norm", "npu_rms_norm", spelling, half(*shape), half(32, seed=1))
+
+
+def test_a_weight_of_float32_is_taken_and_other_dtypes_are_not():
+    fires("lift_rms_norm", "npu_rms_norm", olmo, ROWS[0], ROWS[2].float())
+    why = "weight_1 is bfloat16 and x_1 is float16"
+    declines("lift_rms_norm", why, lambda x, weight: (llama(x, weight)[0] * 1,), ROWS[0], ROWS[2].bfloat16())
+
+
+def test_the_norm_over_two_dimensions_declines():
+    declines("lift_rms_norm", "it norms over 2 dimensions", _by_op_over_two, ROWS[0], half(3, 32))
+
+
+def test_an_epsilon_that_is_no_number_declines():
+    def function(x, weight):
+        return (weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1)),)
+
+    def by_tensor(x, weight):
+        return (weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + weight[:1])),)
+
+    declines("lift_rms_norm", "epsilon is 1, not a number", function, ROWS[0].float(), ROWS[2].float())
+    declines("lift_rms_norm", "epsilon is slice_1, not a number", by_tensor, ROWS[0].float(), ROWS[2].float())
