@@ -34,9 +34,12 @@ __all__ = [
 ]
 
 _LAZY = {
-    "build": "builder", "CompilerConfig": "recipe.config", "Recipe": "recipe.recipe", "register_replacement": "fusion",
+    "build": "builder",
+    "CompilerConfig": "recipe.config",
+    "Recipe": "recipe.recipe",
+    "register_replacement": "fusion",
     "host_as_npu": "ops.naming",
-}  # fmt: skip
+}
 
 
 def _host_ops() -> None:

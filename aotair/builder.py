@@ -15,7 +15,8 @@ from aotair_runtime.weights.golden import replay_golden
 
 from . import fusion
 from .errors import ExportError, InternalError, ModelError, ProofError, RecipeError, SizesError, UnsupportedError
-from .export.export import Exported, export, export_at
+from .export.export import export, export_at
+from .export.exported import Exported
 from .export.identity import unified
 from .export.variants import export_buckets
 from .fingerprint import origin_of
@@ -161,9 +162,11 @@ def _as_recipe(recipe: object) -> Recipe:
         return recipe
     if not isinstance(recipe, (str, Path, dict)):
         raise RecipeError(
-            "build: this is no recipe", expected="the path of a YAML file, its contents as a dict, or a Recipe",
-            got=type(recipe).__name__, fix="pass a model as model=",
-        )  # fmt: skip
+            "build: this is no recipe",
+            expected="the path of a YAML file, its contents as a dict, or a Recipe",
+            got=type(recipe).__name__,
+            fix="pass a model as model=",
+        )
     return parse_recipe(recipe) if isinstance(recipe, dict) else read_recipe(recipe)
 
 
@@ -362,9 +365,12 @@ def _check_written(folder: Path, where: str) -> None:
                 wrong = [result for result in replay_golden(model) if not result.within]
         except AotairError as error:
             raise ProofError(
-                f"the written artifact cannot be used with {chosen}: {error.what}", where=error.where or where,
-                expected=error.expected or "an artifact that loads with each option", got=error.got, fix=error.fix,
-            ) from error  # fmt: skip
+                f"the written artifact cannot be used with {chosen}: {error.what}",
+                where=error.where or where,
+                expected=error.expected or "an artifact that loads with each option",
+                got=error.got,
+                fix=error.fix,
+            ) from error
         except Exception as error:
             raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
         if wrong:

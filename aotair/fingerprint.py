@@ -15,7 +15,7 @@ import aotair_runtime
 from aotair_runtime.format.schema import Origin
 
 from . import fusion
-from .export.export import Exported
+from .export.exported import Exported
 from .fusion.rule import Fused, Registered, Variant
 from .graph.show import show
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
@@ -23,8 +23,13 @@ from .recipe.job import Job
 
 # What may differ between two checkpoints of one architecture, or is for people.
 _FREE = (
-    "name", "model.weights", "verify.seed", "config.mode", "config.aclgraph_config", "config.debug.graph_dump",
-)  # fmt: skip
+    "name",
+    "model.weights",
+    "verify.seed",
+    "config.mode",
+    "config.aclgraph_config",
+    "config.debug.graph_dump",
+)
 
 
 def origin_of(exported: Sequence[Exported], job: Job, limits: object) -> Origin:

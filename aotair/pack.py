@@ -71,9 +71,11 @@ def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
 def _check_target(out: Path) -> None:
     if out.exists() and not (out / PROGRAM_FILE).is_file():
         raise RecipeError(
-            "something else is already there", where=str(out), expected="an artifact to replace, or nothing",
+            "something else is already there",
+            where=str(out),
+            expected="an artifact to replace, or nothing",
             fix="choose another place with -o",
-        )  # fmt: skip
+        )
 
 
 def _replace(aside: Path, out: Path) -> None:

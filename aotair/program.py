@@ -8,6 +8,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import (
     Bucket,
+    Constant,
     Dim,
     EntryPoint,
     Input,
@@ -25,7 +26,7 @@ from aotair_runtime.format.structure import leaf_names
 from .emit.constants import DistinctTensors
 from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
-from .export.export import Exported
+from .export.exported import Exported
 from .graph.operand import results_of
 from .graph.verify import verify
 from .lower.select import Kernel, select
@@ -85,18 +86,33 @@ def build_program(
         }
         entries.append(_entry_point(graphs[0], one, _emitted(job, one, zip(planned, plans), tables, distinct)))
     progress(total, total)
-    # The first value of a state is kept aside: the original model goes on writing into its own buffer.
-    by_state = {c.name: c.tensor.clone() for graph in exported for c in graph.states.values()}
-    states = tuple(
-        State(name, tables.constants.number(distinct.name_of(name, by_state[name]))) for name in tables.states.values()
-    )
+    states = _states(exported, tables, distinct)
     weights = {name: distinct.tensor(name) for name in tables.constants.values()}
-    program = Program(
+    program = _program(job, entries, tables, states, tuple(map(distinct.constant, weights)))
+    return Built(replace(program, unread=exported[0].names.unread(program.constants)), weights, pictures)
+
+
+def _states(exported: Sequence[Exported], tables: Tables, distinct: DistinctTensors) -> tuple[State, ...]:
+    """The states, each with the constant of its first value: kept aside, since the original model goes on writing into
+    its own buffer."""
+    values = {item.name: item.tensor.clone() for graph in exported for item in graph.states.values()}
+    constants = {name: distinct.name_of(name, values[name]) for name in tables.states.values()}
+    return tuple(State(name, tables.constants.number(constant)) for name, constant in constants.items())
+
+
+def _program(
+    job: Job,
+    entries: Sequence[EntryPoint],
+    tables: Tables,
+    states: tuple[State, ...],
+    constants: tuple[Constant, ...],
+) -> Program:
+    return Program(
         name=job.name,
         requirements=_requirements(job),
         options=_options(job),
         tolerance=Tolerance(*job.tolerance),
-        constants=tuple(map(distinct.constant, weights)),
+        constants=constants,
         state=states,
         ops=tuple(tables.ops.values()),
         layouts=tuple(tables.layouts.values()),
@@ -107,8 +123,6 @@ def build_program(
         files=(),
         reserve=Reserve(_workspace(job), job.needs.reserve),
     )
-    program = replace(program, unread=exported[0].names.unread(program.constants))
-    return Built(program, weights, pictures)
 
 
 def _requirements(job: Job) -> Requirements:
@@ -266,9 +280,11 @@ def _cloned(exported: Exported, job: EntryJob) -> set[int]:
         number = key if isinstance(key, int) else names.index(key) if key in names else -1
         if not 0 <= number < len(names):
             raise RecipeError(
-                f"outputs.{key}: the model does not return it", where=job.where, got=repr(key),
+                f"outputs.{key}: the model does not return it",
+                where=job.where,
+                got=repr(key),
                 expected=f"a number below {len(names)}, or one of {', '.join(names)}",
-            )  # fmt: skip
+            )
         found |= {number} if part.clone else set()
     return found
 

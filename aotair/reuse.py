@@ -11,7 +11,7 @@ from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.schema import Constant, Origin, Program
 
 from .errors import RecipeError
-from .export.export import Exported
+from .export.exported import Exported
 from .model.tied_names import Names
 from .program import Built
 from .recipe.job import Job
@@ -78,9 +78,10 @@ def _value(constant: Constant, found: Mapping[str, torch.Tensor], model: Names, 
         if not same_bytes((tensors[0], tensor)):
             raise RecipeError(
                 f"--like: {names[0]} and {name} are one tensor in the artifact and differ in this model",
-                where=str(path), expected="weights that are equal wherever the artifact's were",
+                where=str(path),
+                expected="weights that are equal wherever the artifact's were",
                 fix="build without --like, or both artifacts with model.share_equal_weights: false",
-            )  # fmt: skip
+            )
     if not tensors:
         raise RecipeError(f"--like: the artifact does not say what {constant.name} stands for", where=str(path))
     return tensors[0].detach().contiguous()

@@ -161,3 +161,20 @@ def test_both_packages_are_under_the_licence_of_the_repository():
     assert text.lstrip().startswith("Apache License") and text == (ROOT / "runtime" / "LICENSE").read_text()
     for file in (ROOT / "pyproject.toml", ROOT / "runtime" / "pyproject.toml"):
         assert 'license = "Apache-2.0"\nlicense-files = ["LICENSE"]\n' in file.read_text(), file
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of its body; a docstring does not count."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("package", [BUILDER, RUNTIME], ids=lambda folder: folder.name)
+def test_functions_stay_under_40_lines(package: Path):
+    long = {
+        f"{file.relative_to(package)}: {node.name}": lines
+        for file in files(package)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := lines_of(node)) >= 40
+    }
+    assert not long

@@ -123,7 +123,8 @@ def _wrapped(line: str, indent: str) -> str:
 
 def _unsafe(where: str, what: str) -> AotairError:
     return AotairError(
-        f"the buckets cannot be replaced safely: {what}", where=where,
+        f"the buckets cannot be replaced safely: {what}",
+        where=where,
         expected="a block `buckets:` of its own, without comments or anchors in it",
         fix="leave out --write and paste the block that is printed",
-    )  # fmt: skip
+    )

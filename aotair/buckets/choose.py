@@ -32,7 +32,7 @@ def best_buckets(trace: Trace, paddable: Sequence[bool], most: int, ceiling: int
                 f"no {len(share)} buckets of at most {ceiling:,} elements were found that serve every request",
                 got=f"{len(points.weights)} shapes, the largest {int(volume(points.sizes).max()):,} elements",
                 fix="allow more buckets or more memory",
-            )  # fmt: skip
+            )
     return _without_repeats(_shared(shares, most), sum(points.elements for points in groups))
 
 
@@ -42,13 +42,18 @@ def _groups(trace: Trace, paddable: Sequence[bool]) -> list[Points]:
     for number, sizes in enumerate(trace.sizes):
         key = tuple(size for size, may in zip(sizes, paddable) if not may)
         found.setdefault(key, []).append(number)
-    elements = sum(np.prod([int(max(column)) for column in zip(*(trace.sizes[n] for n in part))], dtype=object)
-                   * sum(trace.counts[n] for n in part) for part in found.values())  # fmt: skip
+    elements = sum(
+        np.prod([int(max(column)) for column in zip(*(trace.sizes[n] for n in part))], dtype=object)
+        * sum(trace.counts[n] for n in part)
+        for part in found.values()
+    )
     if elements >= _LARGEST:
         raise AotairError(
-            "the trace is too large to be counted", expected=f"fewer than {_LARGEST:,} elements in all",
-            got=f"{elements:,} with every size at its largest", fix="divide the counts",
-        )  # fmt: skip
+            "the trace is too large to be counted",
+            expected=f"fewer than {_LARGEST:,} elements in all",
+            got=f"{elements:,} with every size at its largest",
+            fix="divide the counts",
+        )
     rows, counts = np.array(trace.sizes, np.int64), np.array(trace.counts, np.int64)
     return [Points(rows[part], counts[part]) for _, part in sorted(found.items())]
 
@@ -57,16 +62,19 @@ def _check(groups: list[Points], trace: Trace, paddable: Sequence[bool], most: i
     if most < len(groups):
         fixed = ", ".join(dim for dim, may in zip(trace.dims, paddable) if not may)
         raise AotairError(
-            f"{most} buckets cannot serve every request: {fixed} cannot be padded", expected=f"at least {len(groups)}, "
-            "one for each of their observed values", got=str(most),
+            f"{most} buckets cannot serve every request: {fixed} cannot be padded",
+            expected=f"at least {len(groups)}, one for each of their observed values",
+            got=str(most),
             fix=f"allow {len(groups)} buckets, or say in the recipe how the inputs that have {fixed} are padded",
-        )  # fmt: skip
+        )
     largest = max(int(volume(points.sizes).max()) for points in groups)
     if ceiling is not None and largest > ceiling:
         raise AotairError(
-            "the memory is too small for the largest request", expected=f"at most {ceiling:,} elements in a bucket",
-            got=f"{largest:,} elements", fix="allow more memory, or refuse such requests before they are sent",
-        )  # fmt: skip
+            "the memory is too small for the largest request",
+            expected=f"at most {ceiling:,} elements in a bucket",
+            got=f"{largest:,} elements",
+            fix="allow more memory, or refuse such requests before they are sent",
+        )
 
 
 def _group(points: Points, most: int, ceiling: int | None, parts: int) -> list[Pick | None]:

@@ -45,7 +45,7 @@ def most_buckets(most: int, captures: int | None, build_seconds: float | None, e
             raise AotairError(
                 "--build-seconds needs to know what a bucket takes",
                 fix="build once, divide its seconds by its buckets, and pass --seconds-per-bucket",
-            )  # fmt: skip
+            )
         limits["--build-seconds"] = int(min(build_seconds / _positive(each, "--seconds-per-bucket"), 1e9))
     name = min(limits, key=limits.__getitem__)
     if limits[name] < 1:
@@ -61,17 +61,21 @@ def fit_arena(artifact: Path, name: str, job: EntryJob) -> Arena:
     if entry is None or program.name != name:
         found = "; ".join(", ".join(dim.name for dim in e.dims) or "static" for e in program.entry_points)
         raise AotairError(
-            "the artifact is not one of this recipe", where=str(artifact),
-            expected=f"{name} with the dynamic dimensions {', '.join(dims)}", got=f"{program.name} with {found}",
+            "the artifact is not one of this recipe",
+            where=str(artifact),
+            expected=f"{name} with the dynamic dimensions {', '.join(dims)}",
+            got=f"{program.name} with {found}",
             fix="pass the artifact that was built from the recipe",
-        )  # fmt: skip
+        )
     elements = np.array([math.prod(bucket.sizes) for bucket in entry.buckets], float)
     heights = np.array([bucket.height for bucket in entry.buckets], float)
     if len(set(elements)) < 2:
         raise AotairError(
-            "no estimate of memory: the artifact's buckets are all of one size", where=str(artifact),
-            expected="buckets of two sizes or more", fix="build once with a small and a large bucket",
-        )  # fmt: skip
+            "no estimate of memory: the artifact's buckets are all of one size",
+            where=str(artifact),
+            expected="buckets of two sizes or more",
+            fix="build once with a small and a large bucket",
+        )
     design = np.stack([np.ones(len(elements)), elements], axis=1)
     fixed, each = map(float, np.linalg.lstsq(design, heights, rcond=None)[0])
     if each <= 0:

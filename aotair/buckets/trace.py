@@ -42,10 +42,11 @@ def read_trace(file: Path, dims: Sequence[str]) -> Trace:
             raise ValueError("there is no request in it")
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, csv.Error) as error:
         raise AotairError(
-            f"no trace: {type(error).__name__}: {error}", where=str(file),
+            f"no trace: {type(error).__name__}: {error}",
+            where=str(file),
             expected=f"JSON lines, or CSV with a header: {', '.join(dims)} and, where it is not 1, count; "
             f"whole numbers from 1 to {_LARGEST}",
-        ) from error  # fmt: skip
+        ) from error
     ordered = sorted(found.items())
     return Trace(tuple(dims), tuple(sizes for sizes, _ in ordered), tuple(count for _, count in ordered))
 

@@ -196,9 +196,10 @@ class _Emitter:
     def _host_arg(self, node: Node, value: Node) -> HostArg:
         if value.op != "placeholder" or value.name not in self._hosts:
             raise UnsupportedError(
-                f"lengths of {node.target} are no host input{source(node)}", got=str(value),
+                f"lengths of {node.target} are no host input{source(node)}",
+                got=str(value),
                 expected="an input with host: true, as it came: what the graph computes, a replay cannot replace",
-            )  # fmt: skip
+            )
         return HostArg(self._inputs.index(value.name))
 
     def _copied(

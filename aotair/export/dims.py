@@ -68,9 +68,10 @@ def _ratio(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, Expr]) -> tuple[Expr
             size, divisor = _ratio(expr.args[1], symbols)
             return (size if factor.numerator == 1 else ("*", factor.numerator, size)), divisor * factor.denominator
     raise UnsupportedError(
-        f"an output's size is made of {expr}", expected="a size times a number, rounded",
+        f"an output's size is made of {expr}",
+        expected="a size times a number, rounded",
         fix="give the size, and not a scale factor, where the model resizes",
-    )  # fmt: skip
+    )
 
 
 def _call(operator: Operator, args: Sequence[sympy.Expr], symbols: Mapping[sympy.Symbol, Expr]) -> Expr:

@@ -89,8 +89,9 @@ def _lists(value: object) -> Iterator[HostList]:
 
 def _refusal(name: str, use: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the model uses the host input {name!r} otherwise than as an argument", got=use,
+        f"the model uses the host input {name!r} otherwise than as an argument",
+        got=use,
         expected="it handed on, as it came, to " + " or ".join(f"torch.ops.npu.{op}" for op in LISTS),
         fix="compute the list before the call and pass it as another host input: what a graph computes from a list, a "
         "replay cannot replace",
-    )  # fmt: skip
+    )

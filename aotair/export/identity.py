@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..model.aliases import overlap, shared_memory
-from .export import Exported, NamedTensor
+from .exported import Exported, NamedTensor
 
 Identity = tuple[object, ...]  # what tells a tensor from others
 

@@ -16,7 +16,8 @@ from aotair_runtime.format.sizes import evaluate
 from ..errors import SizesError, UnsupportedError
 from ..graph.operand import operands
 from ..recipe.entry import EntryJob
-from .export import Exported, export, export_at
+from .export import export, export_at
+from .exported import Exported
 from .guards import Assumption
 
 log = logging.getLogger("aotair")
@@ -59,10 +60,12 @@ def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Export
         ranks = [[len(shape) for shape in one.outputs] for one in (first, other)]
         if first.structure != other.structure or kinds[0] != kinds[1] or ranks[0] != ranks[1]:
             raise UnsupportedError(
-                "the model returns other things for some sizes than for others", where=job.where,
-                expected=f"what it returns at {first.buckets[0]}", got=f"another structure at {other.buckets[0]}",
+                "the model returns other things for some sizes than for others",
+                where=job.where,
+                expected=f"what it returns at {first.buckets[0]}",
+                got=f"another structure at {other.buckets[0]}",
                 fix="make an entry point of each, with a method of the model for it",
-            )  # fmt: skip
+            )
     outputs = tuple(
         tuple(_size(found, job, number, axis) for axis in range(len(shape)))
         for number, shape in enumerate(first.outputs)
@@ -78,11 +81,12 @@ def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> E
         if all(evaluate(expr, sizes) == size for sizes, size in wanted.items()):
             return expr
     raise UnsupportedError(
-        f"the size of the output {number} along the axis {axis} follows no formula", where=job.where,
+        f"the size of the output {number} along the axis {axis} follows no formula",
+        where=job.where,
         got="; ".join(f"{size} at {sizes}" for sizes, size in list(wanted.items())[:4]),
         expected="a sum, product or quotient of a dimension and a number",
         fix="leave out the buckets that differ, or make an entry point for them",
-    )  # fmt: skip
+    )
 
 
 def _guesses(wanted: Mapping[tuple[int, ...], int], dims: int) -> list[Expr]:

@@ -37,10 +37,28 @@ from torch.utils._ordered_set import OrderedSet
 from ..graph.kept_whole import KEPT_WHOLE
 
 __all__ = [
-    "MULTIPLE", "CallFunction", "Either", "FailedMatch", "Ignored", "KeywordArg", "Match", "MultiOutputPattern",
-    "Options", "PatternExpr", "ReplacementPatternEntry", "Trace", "arguments", "call", "commutes", "entry_of",
-    "fwd_only", "graft", "part", "torch_fwd_only", "wanted",
-]  # fmt: skip
+    "MULTIPLE",
+    "CallFunction",
+    "Either",
+    "FailedMatch",
+    "Ignored",
+    "KeywordArg",
+    "Match",
+    "MultiOutputPattern",
+    "Options",
+    "PatternExpr",
+    "ReplacementPatternEntry",
+    "Trace",
+    "arguments",
+    "call",
+    "commutes",
+    "entry_of",
+    "fwd_only",
+    "graft",
+    "part",
+    "torch_fwd_only",
+    "wanted",
+]
 
 Trace = Callable[..., torch.fx.GraphModule]  # of a function and its example inputs
 
@@ -137,9 +155,15 @@ def entry_of(
     for equal patterns, constants included."""
     rules = PatternMatcherPass()
     _register(
-        search_fn, replace_fn, example_inputs, options.trace_fn, rules, options.extra_check,
-        scalar_workaround=options.scalar_workaround, search_fn_pattern=options.search_fn_pattern,
-    )  # fmt: skip
+        search_fn,
+        replace_fn,
+        example_inputs,
+        options.trace_fn,
+        rules,
+        options.extra_check,
+        scalar_workaround=options.scalar_workaround,
+        search_fn_pattern=options.search_fn_pattern,
+    )
     entry = next(iter(rules.patterns.values()))[0]
     assert isinstance(entry, ReplacementPatternEntry)  # there is no other kind of rule with a replacement
     return entry, str(dict(rules.seen_patterns))

@@ -16,11 +16,19 @@ _aten = torch.ops.aten
 # They say how something lies, not what is computed: that these match is no sign of a near miss.
 LIGHT = frozenset(
     {
-        operator.getitem, _aten.view.default, _aten.reshape.default, _aten.expand.default, _aten.transpose.int,
-        _aten.permute.default, _aten.unsqueeze.default, _aten.slice.Tensor, _aten.clone.default,
-        _aten._to_copy.default, _aten._unsafe_view.default,
+        operator.getitem,
+        _aten.view.default,
+        _aten.reshape.default,
+        _aten.expand.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.unsqueeze.default,
+        _aten.slice.Tensor,
+        _aten.clone.default,
+        _aten._to_copy.default,
+        _aten._unsafe_view.default,
     }
-)  # fmt: skip
+)
 
 
 def nearest(variants: Iterable[Variant], node: Node) -> str | None:

@@ -56,20 +56,23 @@ def refuse_unsupported(module: torch.fx.GraphModule, where: str) -> None:
     for node in module.graph.nodes:
         if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
             raise UnsupportedError(
-                f"the graph holds {target_name(node)}, a call of a subgraph{source(node)}", where=where,
+                f"the graph holds {target_name(node)}, a call of a subgraph{source(node)}",
+                where=where,
                 fix="write the model without torch.cond, while_loop or autocast regions",
-            )  # fmt: skip
+            )
         if free_unbacked_symbols(node.meta.get("val")):
             raise UnsupportedError(
-                f"a shape depends on the values of a tensor: {target_name(node)}{source(node)}", where=where,
+                f"a shape depends on the values of a tensor: {target_name(node)}{source(node)}",
+                where=where,
                 expected="shapes that follow from the shapes of the inputs",
                 fix="replace nonzero(), boolean indexing and .item() by torch.where and masks",
-            )  # fmt: skip
+            )
         if _draws_random_numbers(node):
             raise UnsupportedError(
-                f"the model draws random numbers: {target_name(node)}{source(node)}", where=where,
+                f"the model draws random numbers: {target_name(node)}{source(node)}",
+                where=where,
                 fix="call eval() in the factory, or pass the random tensor as an input",
-            )  # fmt: skip
+            )
 
 
 def _draws_random_numbers(node: Node) -> bool:

@@ -94,7 +94,7 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return True
     target = Target(nodes.device)
-    if not nodes.names(op) or nodes.device == "cpu":
+    if not nodes.names(op) or target.is_host:
         return nodes.names(op)
     if _READS & set(op.tags):
         return False
@@ -153,17 +153,19 @@ def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: 
 def _lacking(node: Node, op: torch._ops.OpOverload, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
     if nodes.names(op):
         return UnsupportedError(
-            f"the op {op} has no kernel on {nodes.device}{source(node)}", where=where,
-            got=f"not made of others: {reason}", fix="write it with other ops: it would run on the host, which a "
-            "capture cannot record",
-        )  # fmt: skip
+            f"the op {op} has no kernel on {nodes.device}{source(node)}",
+            where=where,
+            got=f"not made of others: {reason}",
+            fix="write it with other ops: it would run on the host, which a capture cannot record",
+        )
     return UnsupportedError(
-        f"the op {op.name()} is none that a node has{source(node)}", where=where,
+        f"the op {op.name()} is none that a node has{source(node)}",
+        where=where,
         expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
         got=f"a kernel that cannot be taken apart: {reason}",
         fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
         f"{op.namespace}), and import the package that defines it on every node",
-    )  # fmt: skip
+    )
 
 
 def _made(build: GraphBuilder, node: Node, given: Given, where: str) -> Argument:
@@ -178,9 +180,11 @@ def _made(build: GraphBuilder, node: Node, given: Given, where: str) -> Argument
         return made or build.append(target, args, kwargs, node.name)
     except Exception as error:
         raise UnsupportedError(
-            f"the op {target} refuses these sizes{source(node)}", where=where,
-            got=f"{type(error).__name__}: {error}", fix="leave out the bucket",
-        ) from error  # fmt: skip
+            f"the op {target} refuses these sizes{source(node)}",
+            where=where,
+            got=f"{type(error).__name__}: {error}",
+            fix="leave out the bucket",
+        ) from error
 
 
 def _gives_tensors(node: Node) -> bool:

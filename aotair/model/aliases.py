@@ -35,18 +35,21 @@ def refuse_layouts(tensors: Mapping[str, torch.Tensor], where: str) -> None:
         kind = kind or ("" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch."))
         if kind:
             raise UnsupportedError(
-                f"the model's tensor {name} is {kind}", where=where, expected="tensors with a value for each element",
+                f"the model's tensor {name} is {kind}",
+                where=where,
+                expected="tensors with a value for each element",
                 fix=f"keep {name} dense (to_dense(), dequantize()), or compute with its parts as tensors of their own",
-            )  # fmt: skip
+            )
 
 
 def shared_memory(written: str, other: str, where: str = "") -> UnsupportedError:
     return UnsupportedError(
-        f"the model writes into {written}, whose memory {other} shares", where=where,
+        f"the model writes into {written}, whose memory {other} shares",
+        where=where,
         expected="tensors that are written to have memory of their own",
         fix=f"keep one of them, and compute the other in forward (self.{written}, or a view of it); or make {other} a "
         "clone, if it is not meant to change",
-    )  # fmt: skip
+    )
 
 
 def refuse_shared_writes(model: torch.nn.Module, job: EntryJob, others: Mapping[str, torch.Tensor]) -> None:

@@ -66,9 +66,11 @@ class MethodArguments:
         found = import_callable(name, self._job.folder, self._job.where, f"types.{path}", anew=False)
         if not isinstance(found, type):
             raise ModelError(
-                f"types.{path}: {name!r} is no class", where=self._job.where,
-                expected="dict, list, tuple, or a class (module:Class)", got=type(found).__name__,
-            )  # fmt: skip
+                f"types.{path}: {name!r} is no class",
+                where=self._job.where,
+                expected="dict, list, tuple, or a class (module:Class)",
+                got=type(found).__name__,
+            )
         return found
 
     def _maker(self, path: str, branch: Branch, hint: object) -> _Make:
@@ -90,10 +92,11 @@ class MethodArguments:
             except Exception as error:
                 raise ModelError(
                     f"inputs.{path}: no {getattr(kind, '__name__', kind)} can be made of {', '.join(items)}: "
-                    f"{type(error).__name__}: {error}", where=self._job.where,
+                    f"{type(error).__name__}: {error}",
+                    where=self._job.where,
                     expected="an input or a constant for each thing that it needs",
                     fix=f"add {path}.NAME to inputs or constants, or say what it is made of with types: {{{path}: …}}",
-                ) from error  # fmt: skip
+                ) from error
 
         return make
 

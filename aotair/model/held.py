@@ -15,9 +15,23 @@ import torch
 _DEPTH = 6  # attributes of attributes
 _OWN = ("_parameters", "_buffers", "_modules")  # of a module, which go by other names
 PLAIN = (
-    int, float, complex, str, bytes, bytearray, type(None), enum.Enum, range, slice, itertools.count, torch.dtype,
-    torch.device, torch.Size, numpy.ndarray, numpy.generic,
-)  # fmt: skip
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    type(None),
+    enum.Enum,
+    range,
+    slice,
+    itertools.count,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    numpy.ndarray,
+    numpy.generic,
+)
 
 Holder = dict[Any, Any] | list[Any]
 # What can be given other contents.

@@ -56,10 +56,11 @@ def refuse_hidden_state(model: torch.nn.Module, job: EntryJob) -> None:
         _refuse_values(calls, job, there, changed, [first, second, third])
     if not equal_results(second, third, *job.tolerance):
         raise ModelError(
-            "the model answers otherwise when it is called again with the same inputs", where=job.where,
+            "the model answers otherwise when it is called again with the same inputs",
+            where=job.where,
             expected="outputs that follow from the inputs and from registered buffers",
             fix="take out what it reads from elsewhere: the time, random numbers, global variables, iterators",
-        )  # fmt: skip
+        )
 
 
 def first_call(model: torch.nn.Module, calls: "Calls") -> Results:
@@ -111,16 +112,20 @@ class Calls:
             raise
         except UnsupportedError as error:  # of an op's host kernel
             raise UnsupportedError(
-                error.what + user_frame(error), where=job.where, expected=error.expected, got=error.got,
+                error.what + user_frame(error),
+                where=job.where,
+                expected=error.expected,
+                got=error.got,
                 fix=error.fix,
-            ) from error  # fmt: skip
+            ) from error
         except Exception as error:
             raise ModelError(
                 f"the original model failed on inputs within their ranges{user_frame(error)}: "
                 f"{type(error).__name__}: {error}",
-                where=job.where, expected=f"{job.method} to take random inputs of its buckets",
+                where=job.where,
+                expected=f"{job.method} to take random inputs of its buckets",
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
-            ) from error  # fmt: skip
+            ) from error
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in _pytree.tree_leaves(result)]
         buffers = self._original.buffers().items()
         return leaves + [b.clone() for name, b in buffers if self._buffers is None or name in self._buffers]
@@ -173,10 +178,11 @@ def _refuse_tensors(model: torch.nn.Module, job: EntryJob, changed: list[str]) -
     if changed:
         raise UnsupportedError(
             f"the model changes {some_names(changed)}, which outlives the call",
-            where=job.where, expected="registered buffers, which become state, and mutated inputs",
+            where=job.where,
+            expected="registered buffers, which become state, and mutated inputs",
             fix=f"make it a buffer (self.register_buffer({min(changed).rpartition('.')[2]!r}, …)), or an input with "
             "mutated: true",
-        )  # fmt: skip
+        )
 
 
 # ---- plain values --------------------------------------------------------------------------------------------------
@@ -216,11 +222,12 @@ def _refuse_values(
         log.info("the model changes %s at each call; no output was seen to depend on it", some_names(names))
         return
     raise UnsupportedError(
-        f"the model changes {some_names(names)} at each call, and its outputs depend on that", where=job.where,
+        f"the model changes {some_names(names)} at each call, and its outputs depend on that",
+        where=job.where,
         expected="Python values that stay as they are: a program holds them as constants",
         fix=f"make {names[0]} a buffer, a tensor that is changed in place (self.register_buffer("
         f"{names[0].rpartition('.')[2]!r}, …)), or an input of the model",
-    )  # fmt: skip
+    )
 
 
 def _with_other_values(calls: Calls, values: Mapping[str, HeldValue]) -> Iterator[Results | None]:

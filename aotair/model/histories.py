@@ -54,10 +54,11 @@ class Beginning:
                 continue
             raise UnsupportedError(
                 f"the model keeps {some_names(changed)} of one call, and later calls answer otherwise",
-                where=one.where, expected="outputs that follow from the inputs and from registered buffers",
+                where=one.where,
+                expected="outputs that follow from the inputs and from registered buffers",
                 fix="compute it in __init__, or from the inputs at each call; what calls hand on has to be a buffer "
                 "that they write in place",
-            )  # fmt: skip
+            )
 
     def _answer(self, one: EntryJob, bucket: int, kept: set[str]) -> Results | None:
         """What a call of the model as it is now returns; None where it fails."""

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -52,9 +52,10 @@ def _made(job: Job) -> object:
         return job.factory(**job.model.kwargs)
     except Exception as error:
         raise ModelError(
-            f"model.factory: {job.model.factory} failed: {type(error).__name__}: {error}", where=job.where,
+            f"model.factory: {job.model.factory} failed: {type(error).__name__}: {error}",
+            where=job.where,
             fix="call it yourself to see where; kwargs come from model.kwargs",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _copied(model: torch.nn.Module, job: Job) -> torch.nn.Module:
@@ -63,19 +64,21 @@ def _copied(model: torch.nn.Module, job: Job) -> torch.nn.Module:
         return copy.deepcopy(model).cpu()
     except Exception as error:
         raise ModelError(
-            f"model: the {type(model).__name__} cannot be copied: {type(error).__name__}: {error}", where=job.where,
+            f"model: the {type(model).__name__} cannot be copied: {type(error).__name__}: {error}",
+            where=job.where,
             fix="name a factory that makes it, in model.factory",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _refuse_scripted(model: torch.nn.Module, job: Job) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                f"model.factory: {name or 'the model'} is a {type(module).__name__}", where=job.where,
+                f"model.factory: {name or 'the model'} is a {type(module).__name__}",
+                where=job.where,
                 expected="modules in Python: a graph is made of their code",
                 fix="return the module as it was before torch.jit.script, torch.jit.trace or torch.jit.load",
-            )  # fmt: skip
+            )
 
 
 def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
@@ -83,9 +86,11 @@ def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, unmade):
             raise ModelError(
-                f"model: {name} has no shape yet: it belongs to a lazy module", where=job.where,
-                expected="parameters and buffers with values", fix="call the model once before it is returned or given",
-            )  # fmt: skip
+                f"model: {name} has no shape yet: it belongs to a lazy module",
+                where=job.where,
+                expected="parameters and buffers with values",
+                fix="call the model once before it is returned or given",
+            )
 
 
 def _load_weights(model: torch.nn.Module, path: Path) -> None:
@@ -112,10 +117,11 @@ def _load_weights(model: torch.nn.Module, path: Path) -> None:
     lacking = [name for name in lacking if not set(tied.get(name, ())) & set(checkpoint.tensors)]
     if lacking or unexpected:
         raise ModelError(
-            "model.weights: the names do not match the model's", where=str(checkpoint.path),
+            "model.weights: the names do not match the model's",
+            where=str(checkpoint.path),
             expected=f"every parameter and buffer; missing: {some(lacking)}",
             got=f"names the model does not have: {_with_files(unexpected, checkpoint)}",
-        )  # fmt: skip
+        )
 
 
 def _check_tensors(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -137,9 +143,10 @@ def _check_tensors(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
         if len(there) > 1 and not same_bytes(checkpoint.tensor(name) for name in there):
             raise ModelError(
                 "model.weights: the model ties these tensors, and the checkpoint holds different values for them",
-                where=str(checkpoint.path), got=_with_files(there, checkpoint),
+                where=str(checkpoint.path),
+                got=_with_files(there, checkpoint),
                 fix="untie them in the factory, or leave all but one out of the checkpoint",
-            )  # fmt: skip
+            )
 
 
 def _text(kind: torch.dtype, shape: Sequence[int]) -> str:
@@ -156,34 +163,59 @@ def _check_inputs(model: torch.nn.Module, job: EntryJob) -> None:
     method = getattr(model, job.method, None)
     if not callable(method):
         raise ModelError(
-            "method: the model does not have it", where=job.where, expected=f"a method of {type(model).__name__}",
+            "method: the model does not have it",
+            where=job.where,
+            expected=f"a method of {type(model).__name__}",
             got=job.method,
-        )  # fmt: skip
-    parameters = inspect.signature(method).parameters
-    several = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
-    rest = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
-    named = {n: p for n, p in parameters.items() if n not in (several, rest)}
-    takes = [n if p.default is p.empty else f"{n} (optional)" for n, p in named.items()]
-    takes += [f"{several}.0 … (as *{several})"] * (several is not None) + [f"any (as **{rest})"] * (rest is not None)
-    expected = f"arguments of {type(model).__name__}.{job.method}: {', '.join(takes)}"
-    given = {"inputs": job.inputs, "constants": job.constants}
-    for field, name in ((field, name) for field, names in given.items() for name in names):
-        top, dot, inner = name.partition(".")
-        if (top == several and not dot) or (top == rest and dot):
-            fix = f"write {top}.0, {top}.1 …" if top == several else f"write {inner}: it is an argument of its own"
-        elif top in named or top == several or rest is not None:
-            continue
-        else:
-            fix = "rename or remove it"
-        raise ModelError(
-            f"{field}.{name}: the model does not take this input", where=job.where, expected=expected, got=name,
-            fix=fix,
-        )  # fmt: skip
-    tops = {name.partition(".")[0] for names in given.values() for name in names}
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in tops:
+        )
+    takes = _Parameters(method)
+    expected = f"arguments of {type(model).__name__}.{job.method}: {takes}"
+    given = [("inputs", name) for name in job.inputs] + [("constants", name) for name in job.constants]
+    for field, name in given:
+        if fix := takes.fix_of(name):
             raise ModelError(
-                f"inputs: the model needs {name!r}", where=job.where, expected=expected,
-                got=", ".join(job.inputs),
-                fix=f"describe {name} under inputs, or give it a value under constants where it is no tensor",
-            )  # fmt: skip
+                f"{field}.{name}: the model does not take this input",
+                where=job.where,
+                expected=expected,
+                got=name,
+                fix=fix,
+            )
+    for name in takes.missing({name.partition(".")[0] for _, name in given}):
+        raise ModelError(
+            f"inputs: the model needs {name!r}",
+            where=job.where,
+            expected=expected,
+            got=", ".join(job.inputs),
+            fix=f"describe {name} under inputs, or give it a value under constants where it is no tensor",
+        )
+
+
+class _Parameters:
+    """The parameters of a method: `several` is the name of its `*args`, `rest` of its `**kwargs`; `named` are all
+    others, of which the `needed` ones have no default."""
+
+    def __init__(self, method: Callable[..., object]):
+        parameters = inspect.signature(method).parameters
+        self.several = next((n for n, p in parameters.items() if p.kind is p.VAR_POSITIONAL), None)
+        self.rest = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+        self.named = [n for n in parameters if n not in (self.several, self.rest)]
+        self.needed = [n for n in self.named if parameters[n].default is inspect.Parameter.empty]
+
+    def __str__(self) -> str:
+        takes = [n if n in self.needed else f"{n} (optional)" for n in self.named]
+        takes += [] if self.several is None else [f"{self.several}.0 … (as *{self.several})"]
+        takes += [] if self.rest is None else [f"any (as **{self.rest})"]
+        return ", ".join(takes)
+
+    def missing(self, given: Collection[str]) -> list[str]:
+        """Those that a call cannot do without."""
+        return [name for name in self.needed if name not in given]
+
+    def fix_of(self, name: str) -> str:
+        """What to do about an input or constant of that name that the method does not take; nothing where it does."""
+        top, dot, inner = name.partition(".")
+        if top == self.several and not dot:
+            return f"write {top}.0, {top}.1 …"
+        if top == self.rest and dot:
+            return f"write {inner}: it is an argument of its own"
+        return "" if top in self.named or top == self.several or self.rest is not None else "rename or remove it"

@@ -71,10 +71,12 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     found = list(_chosen(model, job.quantize))
     if not found:
         raise ModelError(
-            "quantize: no linear layer fits", where=job.where,
+            "quantize: no linear layer fits",
+            where=job.where,
             expected="an nn.Linear of float16 or bfloat16 that no pattern of quantize.skip names",
-            got=f"skip: {job.quantize.skip}", fix="set model.dtype to float16 or bfloat16, or remove quantize",
-        )  # fmt: skip
+            got=f"skip: {job.quantize.skip}",
+            fix="set model.dtype to float16 or bfloat16, or remove quantize",
+        )
     for name, linear in found:
         model.set_submodule(name, Int8Linear(linear))
     model.eval().requires_grad_(False)

@@ -108,7 +108,9 @@ def read_samples(job: EntryJob) -> Iterator[dict[str, torch.Tensor]]:
     for sample, inputs in groups.items():
         if set(inputs) != set(job.inputs):
             raise RecipeError(
-                f"verify.samples: the sample {sample!r} does not hold the recipe's inputs", where=str(file),
-                expected=", ".join(job.inputs), got=", ".join(sorted(inputs)),
-            )  # fmt: skip
+                f"verify.samples: the sample {sample!r} does not hold the recipe's inputs",
+                where=str(file),
+                expected=", ".join(job.inputs),
+                got=", ".join(sorted(inputs)),
+            )
         yield inputs

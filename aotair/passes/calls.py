@@ -113,6 +113,7 @@ def _refused(node: Node, name: str, got: str) -> GraphError:
     called = getattr(node.target, "__name__", str(node.target))
     return GraphError(
         f"the pass {name} calls {called} at {node.name}{source(node)}, which cannot be traced to ops",
-        expected="overloads of ops, or functions that call ops", got=got,
+        expected="overloads of ops, or functions that call ops",
+        got=got,
         fix="write the ops that it calls, as torch.ops.aten.relu.default",
-    )  # fmt: skip
+    )

@@ -52,7 +52,7 @@ def run(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, *, resh
     elif named and form == "auto":
         log.warning(
             "%s: it names %s, which it was not shown, since it changed other calls: %s", name, ", ".join(named), _WHOLE
-        )  # fmt: skip
+        )
 
 
 def _calls(graph: torch.fx.Graph) -> list[composites.Call]:

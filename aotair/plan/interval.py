@@ -55,8 +55,13 @@ class Columns:
 def columns(intervals: Sequence[Interval], alignment: int) -> Columns:
     """`intervals` for a plan with this alignment."""
     rows = [
-        (-(-i.size // alignment) * alignment, i.first, i.last, -1 if i.fixed is None else i.fixed,
-         max(alignment, i.alignment))
+        (
+            -(-i.size // alignment) * alignment,
+            i.first,
+            i.last,
+            -1 if i.fixed is None else i.fixed,
+            max(alignment, i.alignment),
+        )
         for i in intervals
-    ]  # fmt: skip
+    ]
     return Columns(alignment, *np.array(rows, np.int64).reshape(-1, 5).T.copy())

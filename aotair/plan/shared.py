@@ -49,9 +49,12 @@ def _places(
 
 
 def _plan(
-    bucket: Interface, inputs: Mapping[int, tuple[int, int]], outputs: Mapping[int, tuple[int, int]],
-    alignment: int, effort: float,
-) -> Plan:  # fmt: skip
+    bucket: Interface,
+    inputs: Mapping[int, tuple[int, int]],
+    outputs: Mapping[int, tuple[int, int]],
+    alignment: int,
+    effort: float,
+) -> Plan:
     for fixed in _choices(bucket, inputs, outputs):
         intervals = [replace(item, fixed=fixed.get(i)) for i, item in enumerate(bucket.intervals)]
         plan = plan_arena(intervals, alignment, effort)

@@ -159,10 +159,12 @@ class _Prover:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
             raise ProofError(
                 f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
-                where=self._job.where, expected="a model that takes all sizes up to its buckets'", got=shapes,
+                where=self._job.where,
+                expected="a model that takes all sizes up to its buckets'",
+                got=shapes,
                 fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
                 "which is the smallest: dimensions: {NAME: {min: SIZE}}",
-            ) from error  # fmt: skip
+            ) from error
         return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
 
     def _replay(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
@@ -185,12 +187,16 @@ class _Prover:
             largest = max(largest, error)
             if not within:
                 raise ProofError(
-                    f"{where}: the output {name!r} is not the original model's", where=self._job.where,
-                    expected=f"within atol {atol:g} and rtol {rtol:g}", got=f"an error of {error:.3g}",
-                    fix=_FAST_PATH if self._original.has_fast_path() else "loosen verify if that is what the dtype "
+                    f"{where}: the output {name!r} is not the original model's",
+                    where=self._job.where,
+                    expected=f"within atol {atol:g} and rtol {rtol:g}",
+                    got=f"an error of {error:.3g}",
+                    fix=_FAST_PATH
+                    if self._original.has_fast_path()
+                    else "loosen verify if that is what the dtype "
                     "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: --stop-after and "
                     "--max-rewrites find it",
-                )  # fmt: skip
+                )
         return largest
 
     def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: _Run) -> None:

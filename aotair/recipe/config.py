@@ -39,13 +39,19 @@ _ELSEWHERE = {
         **dict.fromkeys(("npu_fx_pass", "aot_config_enable_joint_graph", "aot_config_output_loss_index"), _TRAINING),
         **dict.fromkeys(
             (
-                "cc_parallel_enable", "memory_efficiency", "static_model_ops_lower_limit", "jit_compile",
-                "topology_sorting_strategy", "enable_ref_data", "enable_view_optimize", "tiling_schedule_optimize",
+                "cc_parallel_enable",
+                "memory_efficiency",
+                "static_model_ops_lower_limit",
+                "jit_compile",
+                "topology_sorting_strategy",
+                "enable_ref_data",
+                "enable_view_optimize",
+                "tiling_schedule_optimize",
             ),
             _GE,
         ),
     },
-}  # fmt: skip
+}
 
 
 class _Options(BaseModel):

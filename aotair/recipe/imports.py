@@ -25,10 +25,11 @@ def import_callable(name: str, folder: Path, where: str, field: str, *, anew: bo
                 value = getattr(value, part)
     except Exception as error:
         raise ModelError(
-            f"{field}: cannot import {name!r}: {type(error).__name__}: {error}", where=where,
+            f"{field}: cannot import {name!r}: {type(error).__name__}: {error}",
+            where=where,
             expected="package.module:callable, or path/to/file.py:callable (relative to the recipe)",
             fix="check the spelling, and that the package is installed or importable from the working directory",
-        ) from error  # fmt: skip
+        ) from error
     if not callable(value):
         raise ModelError(f"{field}: {name!r} cannot be called", where=where, got=type(value).__name__)
     return value

@@ -52,7 +52,8 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
     entries = entry_jobs(recipe)
-    if recipe.target.device == "npu" or any(item.host for one in entries for item in one.inputs.values()):
+    target = Target(recipe.target.device)
+    if target.takes_lists or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.
     factory = None
@@ -66,7 +67,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         model=recipe.model,
         factory=factory,
         given=given,
-        target=Target(recipe.target.device),
+        target=target,
         needs=recipe.target,
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
@@ -106,13 +107,17 @@ def _rules(recipe: Recipe) -> tuple[fusion.Rule, ...]:
             raise
         except Exception as error:
             raise ModelError(
-                f"{field}: {name} failed: {type(error).__name__}: {error}", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="call it yourself to see where",
-            ) from error  # fmt: skip
+                f"{field}: {name} failed: {type(error).__name__}: {error}",
+                where=recipe.where,
+                expected="a function that calls aotair.register_replacement",
+                fix="call it yourself to see where",
+            ) from error
         if not found:
             raise ModelError(
-                f"{field}: {name} registered no rule", where=recipe.where,
-                expected="a function that calls aotair.register_replacement", fix="register inside the function",
-            )  # fmt: skip
+                f"{field}: {name} registered no rule",
+                where=recipe.where,
+                expected="a function that calls aotair.register_replacement",
+                fix="register inside the function",
+            )
         rules += found
     return tuple(rules)

@@ -156,9 +156,11 @@ def _check_names(entry: EntryJob, where: str) -> None:
         if names.count(name) > 1 or name in steps:
             what = "an input and a constant" if names.count(name) > 1 else f"{name} itself, and {name}.{steps[name][0]}"
             raise RecipeError(
-                f"inputs.{name}: there are {what}", where=where, expected="one for each argument or part of one",
+                f"inputs.{name}: there are {what}",
+                where=where,
+                expected="one for each argument or part of one",
                 fix="remove one of them",
-            )  # fmt: skip
+            )
     for path, found in steps.items():
         kinds, numbers = {step.isdigit() for step in found}, list(dict.fromkeys(found))
         listed = kinds == {True} and entry.types.get(path) != "dict"
@@ -166,14 +168,20 @@ def _check_names(entry: EntryJob, where: str) -> None:
         gap = listed and (sorted(map(int, numbers)) != list(range(len(numbers))) or mine != sorted(mine, key=int))
         if len(kinds) > 1 or gap:
             raise RecipeError(
-                f"inputs.{path}: it is no list and no dict", where=where, got=", ".join(found),
-                expected="names, or the numbers 0, 1, 2 … in order", fix="name each thing that lies in it",
-            )  # fmt: skip
+                f"inputs.{path}: it is no list and no dict",
+                where=where,
+                got=", ".join(found),
+                expected="names, or the numbers 0, 1, 2 … in order",
+                fix="name each thing that lies in it",
+            )
     for path in [path for path in entry.types if path not in steps]:
         raise RecipeError(
-            f"types.{path}: nothing lies in it", where=where, expected=f"an input or constant {path}.NAME",
-            got=", ".join(names), fix="remove it",
-        )  # fmt: skip
+            f"types.{path}: nothing lies in it",
+            where=where,
+            expected=f"an input or constant {path}.NAME",
+            got=", ".join(names),
+            fix="remove it",
+        )
 
 
 def _check_buckets(entry: EntryJob, where: str) -> None:
@@ -184,22 +192,29 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
         for dim in dims - set(group):
             owner = next(name for name, item in entry.inputs.items() if dim in item.shape)
             raise RecipeError(
-                f"{path}: the dynamic dimension {dim!r} of inputs.{owner}.shape has no sizes", where=where,
-                expected=f"buckets.{dim}: [size, …]", got=f"sizes for {', '.join(group) or 'nothing'}",
+                f"{path}: the dynamic dimension {dim!r} of inputs.{owner}.shape has no sizes",
+                where=where,
+                expected=f"buckets.{dim}: [size, …]",
+                got=f"sizes for {', '.join(group) or 'nothing'}",
                 fix=f"add {dim} to buckets, or write a number in the shape",
-            )  # fmt: skip
+            )
         for dim in set(group) - dims:
             raise RecipeError(
-                f"{path}.{dim}: no input has this dimension", where=where,
-                expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}", got=dim, fix="remove it",
-            )  # fmt: skip
+                f"{path}.{dim}: no input has this dimension",
+                where=where,
+                expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}",
+                got=dim,
+                fix="remove it",
+            )
     for name, item in entry.inputs.items():
         high = item.range[1] if item.range else None
         if isinstance(high, str) and (dim := read_bound(high)[0]) not in dims:
             raise RecipeError(
-                f"inputs.{name}.range: no input has the dimension {dim}", where=where, got=high,
+                f"inputs.{name}.range: no input has the dimension {dim}",
+                where=where,
+                got=high,
                 expected=f"a number, or one of {', '.join(entry.dims()) or 'no dimensions'}",
-            )  # fmt: skip
+            )
     _check_least(entry, where)
     if dims and not groups:
         raise RecipeError("buckets: the list is empty", where=where, expected="at least one bucket")
@@ -208,17 +223,22 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
 def _check_least(entry: EntryJob, where: str) -> None:
     for dim in [dim for dim in entry.dimensions if dim not in entry.dims()]:
         raise RecipeError(
-            f"dimensions.{dim}: no input has this dimension", where=where,
-            expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}", got=dim, fix="remove it",
-        )  # fmt: skip
+            f"dimensions.{dim}: no input has this dimension",
+            where=where,
+            expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}",
+            got=dim,
+            fix="remove it",
+        )
     for sizes in entry.bucket_sizes():
         for dim, size in zip(entry.dims(), sizes):
             if size < entry.least(dim):
                 raise RecipeError(
-                    f"buckets: there is one with {dim} {size}, and no call may be so small", where=where,
+                    f"buckets: there is one with {dim} {size}, and no call may be so small",
+                    where=where,
                     expected=f"{entry.least(dim)} at least, by dimensions.{dim}.min or a range that is not empty",
-                    got=str(size), fix="leave that bucket out",
-                )  # fmt: skip
+                    got=str(size),
+                    fix="leave that bucket out",
+                )
 
 
 def _check_distinct(entry: EntryJob, where: str) -> None:
@@ -229,10 +249,12 @@ def _check_distinct(entry: EntryJob, where: str) -> None:
             count, values = math.prod(item.shape_at(by_dim)), high - low
             if count > values:
                 raise RecipeError(
-                    f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones", where=where,
+                    f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones",
+                    where=where,
                     expected=f"{count} for the bucket {', '.join(f'{d}={s}' for d, s in by_dim.items())}",
-                    got=f"{values}", fix="widen range, or make the bucket smaller",
-                )  # fmt: skip
+                    got=f"{values}",
+                    fix="widen range, or make the bucket smaller",
+                )
 
 
 def _explain(error: ValidationError, where: str) -> RecipeError:

@@ -149,11 +149,11 @@ class InputPart(_Part):
         if self.dtype in INTEGERS and self.range is None and self.mask is None:
             raise ValueError("an integer input needs range: [low, high), the legal values that the build may use")
         self._check_range()
-        self._check_pad()
         if isinstance(self.pad, dict) and (not self.pad or len({repr(value) for value in self.pad.values()}) > 1):
             raise ValueError("pad: {dimension: value} needs one value, the same for all dimensions that it names")
         if isinstance(self.pad, dict) and (unknown := [dim for dim in self.pad if dim not in self.shape]):
             raise ValueError(f"pad names {unknown[0]}, which is no dynamic dimension of the shape")
+        self._check_pad()
         if self.distinct and (self.dtype not in INTEGERS or self.fill == "any"):
             raise ValueError("distinct is for integers, padded with one that is nobody's")
         if self.mask is not None and (self.range is not None or self.distinct or self.host or not self.shape):

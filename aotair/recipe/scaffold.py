@@ -37,9 +37,11 @@ def _made(factory: str, kwargs: Mapping[str, object]) -> torch.nn.Module:
         model = function(**kwargs)
     except Exception as error:
         raise ModelError(
-            f"{factory} failed{user_frame(error)}: {type(error).__name__}: {error}", where="aotair init",
-            expected="a callable that makes the model", fix="give what it needs: --kwarg NAME=VALUE, the value as YAML",
-        ) from error  # fmt: skip
+            f"{factory} failed{user_frame(error)}: {type(error).__name__}: {error}",
+            where="aotair init",
+            expected="a callable that makes the model",
+            fix="give what it needs: --kwarg NAME=VALUE, the value as YAML",
+        ) from error
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
             f"{factory} returned no model", where="aotair init", expected="a torch.nn.Module", got=type(model).__name__

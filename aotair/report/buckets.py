@@ -71,8 +71,10 @@ class Chosen:
         trace = {"requests": sum(self.trace.counts), "shapes": len(self.trace.sizes), "elements": self.elements}
         buckets, cost, missed = self.now
         now = {"buckets": buckets, "not_served": missed, "waste": None if missed else cost - self.elements}
-        served = [{"bucket": dict(zip(self.trace.dims, one.bucket)), "requests": one.requests, "padding": one.padding}
-                  for one in self.served]  # fmt: skip
+        served = [
+            {"bucket": dict(zip(self.trace.dims, one.bucket)), "requests": one.requests, "padding": one.padding}
+            for one in self.served
+        ]
         curve = [self._point(n, pick) for n, pick in enumerate(self.curve, 1) if pick]
         memory = None if self.arena is None else {"buckets": self.arena.buckets, "off": self.arena.off}
         chosen = self._point(len(self.pick.buckets), self.pick)
@@ -89,13 +91,24 @@ class Chosen:
     def text(self) -> str:
         head = ["buckets", "waste", "padding", "gap at most", "arena, estimated", "build seconds, estimated"]
         points = [self._point(n, pick) for n, pick in enumerate(self.curve, 1) if pick]
-        rows = [[p["buckets"], f"{p['waste']:,}", f"{p['padding']:.2%}", _gap(p), _number(p["arena"]),
-                 _number(p["build_seconds"])] for p in points]  # fmt: skip
+        rows = [
+            [
+                p["buckets"],
+                f"{p['waste']:,}",
+                f"{p['padding']:.2%}",
+                _gap(p),
+                _number(p["arena"]),
+                _number(p["build_seconds"]),
+            ]
+            for p in points
+        ]
         keep = [i for i in range(6) if i < 4 or any(row[i] for row in rows)]
         curve = table([head[i] for i in keep], [[row[i] for i in keep] for row in rows])
         dims = self.trace.dims
-        serves = [[", ".join(f"{d}={s}" for d, s in zip(dims, one.bucket)), f"{one.requests:,}", f"{one.padding:.2%}"]
-                  for one in self.served]  # fmt: skip
+        serves = [
+            [", ".join(f"{d}={s}" for d, s in zip(dims, one.bucket)), f"{one.requests:,}", f"{one.padding:.2%}"]
+            for one in self.served
+        ]
         parts = ["\n".join(self._remarks()), curve, f"chosen: {len(self.pick.buckets)} buckets"]
         parts += [table(["bucket", "requests", "padding"], serves), f"buckets:\n{block(self.plain)}"]
         return "\n\n".join(parts)
@@ -105,9 +118,16 @@ class Chosen:
         arena = None if self.arena is None else self.arena.estimate(largest)
         seconds = None if self.seconds_per_bucket is None else self.seconds_per_bucket * number
         bound = max(0, pick.bound - self.elements)
-        return {"buckets": number, "waste": waste, "padding": waste / pick.cost, "least_waste": bound,
-                "gap": waste - bound,
-                "largest_elements": largest, "arena": arena, "build_seconds": seconds}  # fmt: skip
+        return {
+            "buckets": number,
+            "waste": waste,
+            "padding": waste / pick.cost,
+            "least_waste": bound,
+            "gap": waste - bound,
+            "largest_elements": largest,
+            "arena": arena,
+            "build_seconds": seconds,
+        }
 
     def _remarks(self) -> list[str]:
         buckets, cost, missed = self.now
@@ -119,8 +139,10 @@ class Chosen:
             "the chosen hold what the trace has, and no more",
         ]
         if self.arena is not None:
-            lines.append(f"arena: a line through {self.arena.buckets} buckets of the artifact, off by up to "
-                         f"{self.arena.off:.1%} there; the next build knows")  # fmt: skip
+            lines.append(
+                f"arena: a line through {self.arena.buckets} buckets of the artifact, off by up to "
+                f"{self.arena.off:.1%} there; the next build knows"
+            )
         return lines
 
 
@@ -155,9 +177,11 @@ def _entry(recipe: Recipe, name: str | None) -> EntryJob:
     if name not in recipe.entry_points:
         raise AotairError(
             "the recipe has several entry points" if recipe.entry_points else "the recipe has no entry_points",
-            where=recipe.where, expected=", ".join(recipe.entry_points) or "no --entry", got=name or "no --entry",
+            where=recipe.where,
+            expected=", ".join(recipe.entry_points) or "no --entry",
+            got=name or "no --entry",
             fix="name the one that the trace is of: --entry NAME" if recipe.entry_points else "leave out --entry",
-        )  # fmt: skip
+        )
     return next(one for one in entry_jobs(recipe) if one.entry == name)
 
 
@@ -182,8 +206,14 @@ def _served(trace: Trace, job: EntryJob, buckets: tuple[Bucket, ...]) -> tuple[t
             held = Points(points.sizes[which == index], points.weights[which == index])
             found[bucket] = [int(held.weights.sum()), held.elements]
     cost = sum(math.prod(bucket) * requests for bucket, (requests, _) in found.items())
-    return tuple(Served(bucket, requests, 1 - real / (math.prod(bucket) * requests) if requests else 0.0)
-                 for bucket, (requests, real) in sorted(found.items())), cost, missed  # fmt: skip
+    return (
+        tuple(
+            Served(bucket, requests, 1 - real / (math.prod(bucket) * requests) if requests else 0.0)
+            for bucket, (requests, real) in sorted(found.items())
+        ),
+        cost,
+        missed,
+    )
 
 
 def _gap(point: dict[str, Any]) -> str:

@@ -19,6 +19,16 @@ class Target:
         return self.kind == "cpu"
 
     @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU, which runs whatever the build machine does."""
+        return self.kind == "cpu"
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether its kernels take lengths as lists of the host, which replays replace (`ops.host`)."""
+        return self.kind == "npu"
+
+    @property
     def workspace(self) -> int:
         """Bytes that libraries of kernels keep for each stream, where these are known: torch gives cuBLAS 32 MiB on
         Hopper and less elsewhere (`CUBLAS_WORKSPACE_CONFIG`). What CANN's kernels take only a device can tell."""
@@ -40,11 +50,11 @@ class Target:
     def runs(self, op: torch._ops.OpOverload) -> bool:
         """Whether the device can run `op` at all: an op without a kernel and without parts would run on the host, and
         a capture cannot record that."""
-        return self.kind == "cpu" or self.has_kernel(op) or self.composed(op)
+        return self.is_host or self.has_kernel(op) or self.composed(op)
 
     def composed(self, op: torch._ops.OpOverload) -> bool:
         """Whether `op`, where it has no kernel, calls other ops: the device runs it if it runs those."""
-        return self.kind == "cpu" or _registered(op, "CompositeExplicitAutograd")
+        return self.is_host or _registered(op, "CompositeExplicitAutograd")
 
 
 def _registered(op: torch._ops.OpOverload, key: str) -> bool:

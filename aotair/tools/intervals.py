@@ -29,9 +29,10 @@ def read_intervals(file: Path) -> dict[str, Interval]:
                 found[row["id"]] = Interval(size, lower, upper - 1)
     except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise AotairError(
-            f"no intervals: {type(error).__name__}: {error}", where=str(file),
+            f"no intervals: {type(error).__name__}: {error}",
+            where=str(file),
             expected=f"CSV with the columns {', '.join(_COLUMNS)}: whole numbers, 0 <= lower < upper, ids only once",
-        ) from error  # fmt: skip
+        ) from error
     return found
 
 
@@ -51,8 +52,12 @@ class Planned:
     def text(self) -> str:
         plan = self.plan
         gap = plan.height - plan.lower_bound
-        rows = [["height", f"{plan.height:,}"], ["lower bound", f"{plan.lower_bound:,}"],
-                ["gap", f"{gap:,} ({gap / max(1, plan.lower_bound):.2%})"], ["algorithm", plan.algorithm]]  # fmt: skip
+        rows = [
+            ["height", f"{plan.height:,}"],
+            ["lower bound", f"{plan.lower_bound:,}"],
+            ["gap", f"{gap:,} ({gap / max(1, plan.lower_bound):.2%})"],
+            ["algorithm", plan.algorithm],
+        ]
         offsets = [[one, f"{offset:,}"] for one, offset in zip(self.ids, plan.offsets)]
         return f"{table(['plan', 'bytes'], rows)}\n\n{table(['id', 'offset'], offsets)}"
 

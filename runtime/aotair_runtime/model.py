@@ -196,10 +196,11 @@ class Model:
         """
         if not isinstance(path, (str, Path)):
             raise ArgumentError(
-                "load_weights takes a path", got=type(path).__name__,
+                "load_weights takes a path",
+                got=type(path).__name__,
                 expected="an artifact, a .safetensors file or a directory of such files",
                 fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
-            )  # fmt: skip
+            )
         weights = read_weights(Path(path), self.artifact, strict=strict, cast=cast)
         with self._alone():
             self._refuse_closed()
@@ -275,9 +276,10 @@ def _open_device(name: str | torch.device | None, pool: object, program: Program
         return device, pool_of(pool, device)
     if not isinstance(pool, Pool):
         raise ArgumentError(
-            "pool is none", expected="an aotair.Pool (graph_pool), or a handle of torch.npu.graph_pool_handle()",
+            "pool is none",
+            expected="an aotair.Pool (graph_pool), or a handle of torch.npu.graph_pool_handle()",
             got=repr(pool)[:80],
-        )  # fmt: skip
+        )
     if name is not None and open_device(name) is not pool.device:
         raise DeviceError(
             "the pool is on another device",
@@ -322,9 +324,10 @@ def _check_names(program: Program, capture: str | Sequence[str]) -> None:
     names = {describe(entry, bucket.sizes) for entry in program.entry_points for bucket in entry.buckets}
     if not isinstance(capture, str) and not set(capture) <= names:
         raise ArgumentError(
-            "unknown buckets in capture=", expected="'all', 'lazy' or some of " + "; ".join(sorted(names)),
+            "unknown buckets in capture=",
+            expected="'all', 'lazy' or some of " + "; ".join(sorted(names)),
             got="; ".join(sorted(set(capture) - names)),
-        )  # fmt: skip
+        )
 
 
 def _arena_of(program: Program, bucket: Bucket) -> int:

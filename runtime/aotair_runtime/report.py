@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool
+from .devices.allocators import ALLOCATORS
 from .format.sizes import describe
 from .format.text import table
-from .memory.promise import FRESH, ROUNDING, WORKSPACE
+from .memory.promise import FRESH, WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entri
         categories,
         pooled,
         tuple(itertools.chain(*buckets)),
-        ROUNDING[device.kind],
+        ALLOCATORS[device.kind].says,
     )
 
 

@@ -15,8 +15,9 @@ from aotair.errors import RecipeError
 from aotair.promise import promised
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.devices.allocators import ALLOCATORS
 from aotair_runtime.errors import MemoryBudgetError
-from aotair_runtime.memory.promise import Terms, fresh_bytes, promise, segment
+from aotair_runtime.memory.promise import Terms, fresh_bytes, promise
 
 GIB = 1 << 30
 
@@ -125,7 +126,7 @@ def test_options_change_the_promise():
     assert sum(kept.values()) - plain.nbytes == max(need.outputs for need in plain.needs)
     assert amounts(promise(program, Terms("npu", arena_there=program.arena)))["arena"] == 0
     assert amounts(promise(program, Terms("npu", arena_there=program.arena - 1)))["arena"] == program.arena
-    meanwhile = segment("npu", plain.warm_up) + segment("npu", plain.aside)
+    meanwhile = ALLOCATORS["npu"].reserved(plain.warm_up) + ALLOCATORS["npu"].reserved(plain.aside)
     assert plain.peak == plain.reserved + meanwhile > plain.nbytes
 
 

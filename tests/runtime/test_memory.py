@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import aotair
+from aotair_runtime.devices.allocators import ALLOCATORS
 from aotair_runtime.errors import ArgumentError, MemoryBudgetError, OutOfMemoryError
-from aotair_runtime.memory.promise import Terms, promise, refuse_beyond, segment, what_fits
+from aotair_runtime.memory.promise import Terms, promise, refuse_beyond, what_fits
 
 MIB = 1 << 20
 
@@ -98,7 +99,7 @@ def test_what_would_make_it_fit(node):
 def test_what_the_allocator_reserves_is_known(node):
     """For blocks of all sizes in an empty cache."""
     if not node.has_graphs:
-        assert segment("cpu", 5) == 5
+        assert ALLOCATORS["cpu"].reserved(5) == 5
         return
     api = getattr(torch, node.kind)
     for nbytes in (1, 512, MIB - 32, MIB, MIB + 1, 3 * MIB, 10 * MIB - 33, 10 * MIB, 11 * MIB + 1, 64 * MIB):
@@ -110,7 +111,7 @@ def test_what_the_allocator_reserves_is_known(node):
         with api.graph(graph, pool=pool):
             kept = torch.empty(nbytes, dtype=torch.uint8, device=node.device)
             kept[:1].zero_()
-        assert api.memory_reserved() - before == segment(node.kind, nbytes), nbytes
+        assert api.memory_reserved() - before == ALLOCATORS[node.kind].reserved(nbytes), nbytes
         graph.reset()
         del kept, graph
 

@@ -109,9 +109,15 @@ def _replace(
     turns = transposed and statically_known_true(query.shape[2] > 1)
     layout = "BNSD_BSND" if turns else "BNSD"
     result, _ = _npu.npu_fused_infer_attention_score.default(
-        query, key, value, atten_mask=hidden, num_heads=heads, num_key_value_heads=key.shape[1], input_layout=layout,
+        query,
+        key,
+        value,
+        atten_mask=hidden,
+        num_heads=heads,
+        num_key_value_heads=key.shape[1],
+        input_layout=layout,
         scale=1 / math.sqrt(width) if scale is None else scale,
-    )  # fmt: skip
+    )
     return (result.transpose(1, 2) if transposed and not turns else result,)
 
 

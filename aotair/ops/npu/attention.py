@@ -138,14 +138,17 @@ def _full_mask(call: Call, batch: slice, rows: int, columns: int) -> Tensor | No
     return mask
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None, causal: bool
-) -> Tensor:  # fmt: skip
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None, causal: bool) -> Tensor:
     """torch's own attention, in the dtype of the inputs; zeros for a query that sees nothing."""
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, None if hidden is None else ~hidden, is_causal=causal, scale=scale,
+        query,
+        key,
+        value,
+        None if hidden is None else ~hidden,
+        is_causal=causal,
+        scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    )
     return out if hidden is None else out.masked_fill(hidden.all(-1, keepdim=True), 0)
 
 

@@ -60,9 +60,19 @@ def _check(kv: Tensor, cache_mode: str, caches: tuple[Tensor, Tensor], unserved:
 
 
 def kv_rmsnorm_rope_cache_v2(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
-    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved: object,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    cache_mode: str = "Norm",
+    is_output_kv: bool = False,
+    **unserved: object,
+) -> tuple[Tensor, Tensor]:
     """Writes `rms_norm(kv[..., :norm], gamma)` into ckv_cache and the rotated `kv[..., norm:]` into k_cache, where norm
     is the length of gamma, and returns both, the rotated one first.
 
@@ -99,9 +109,19 @@ def kv_rmsnorm_rope_cache_v2_functional(
 
 
 def _shape(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
-    epsilon: float = 1e-5, cache_mode: str = "Norm", is_output_kv: bool = False, **unserved: object,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    cache_mode: str = "Norm",
+    is_output_kv: bool = False,
+    **unserved: object,
+) -> tuple[Tensor, Tensor]:
     _check(kv, cache_mode, (k_cache, ckv_cache), unserved)
     return kv.new_empty((*kv.shape[:3], cos.shape[3])), kv.new_empty((*kv.shape[:3], gamma.shape[0]))
 

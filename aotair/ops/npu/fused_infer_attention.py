@@ -16,35 +16,95 @@ _NAME = "npu_fused_infer_attention_score"
 
 
 def _call(
-    query: Tensor, key: Tensor, value: Tensor, *, atten_mask: Tensor | None = None,
-    actual_seq_lengths: Sequence[int] | None = None, actual_seq_lengths_kv: Sequence[int] | None = None,
-    block_table: Tensor | None = None, query_rope: Tensor | None = None, key_rope: Tensor | None = None,
-    num_heads: int = 1, scale: float = 1.0, pre_tokens: int = ALL, next_tokens: int = ALL, input_layout: str = "BSH",
-    num_key_value_heads: int = 0, sparse_mode: int = 0, inner_precise: int = 0, block_size: int = 0,
-    softmax_lse_flag: bool = False, **unserved: object,
-) -> Call:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    actual_seq_lengths_kv: Sequence[int] | None = None,
+    block_table: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    pre_tokens: int = ALL,
+    next_tokens: int = ALL,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
+    block_size: int = 0,
+    softmax_lse_flag: bool = False,
+    **unserved: object,
+) -> Call:
     refuse(_NAME, unserved)
     return Call(
-        query, key, value, input_layout, num_heads, num_key_value_heads or num_heads, scale, atten_mask, sparse_mode,
-        (pre_tokens, next_tokens), actual_seq_lengths, actual_seq_lengths_kv, block_table, block_size,
-        inner_precise, query_rope, key_rope, softmax_lse_flag,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        input_layout,
+        num_heads,
+        num_key_value_heads or num_heads,
+        scale,
+        atten_mask,
+        sparse_mode,
+        (pre_tokens, next_tokens),
+        actual_seq_lengths,
+        actual_seq_lengths_kv,
+        block_table,
+        block_size,
+        inner_precise,
+        query_rope,
+        key_rope,
+        softmax_lse_flag,
+    )
 
 
 def _call_v2(
-    query: Tensor, key: Tensor, value: Tensor, *, query_rope: Tensor | None = None, key_rope: Tensor | None = None,
-    atten_mask: Tensor | None = None, actual_seq_qlen: Sequence[int] | None = None,
-    actual_seq_kvlen: Sequence[int] | None = None, block_table: Tensor | None = None, num_query_heads: int = 1,
-    num_key_value_heads: int = 0, softmax_scale: float = 1.0, pre_tokens: int = ALL, next_tokens: int = ALL,
-    input_layout: str = "BSH", sparse_mode: int = 0, block_size: int = 0, inner_precise: int = 0,
-    return_softmax_lse: bool = False, **unserved: object,
-) -> Call:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    block_table: Tensor | None = None,
+    num_query_heads: int = 1,
+    num_key_value_heads: int = 0,
+    softmax_scale: float = 1.0,
+    pre_tokens: int = ALL,
+    next_tokens: int = ALL,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    inner_precise: int = 0,
+    return_softmax_lse: bool = False,
+    **unserved: object,
+) -> Call:
     refuse(_NAME + "_v2", unserved)
     return Call(
-        query, key, value, input_layout, num_query_heads, num_key_value_heads or num_query_heads, softmax_scale,
-        atten_mask, sparse_mode, (pre_tokens, next_tokens), actual_seq_qlen, actual_seq_kvlen, block_table, block_size,
-        inner_precise, query_rope, key_rope, return_softmax_lse,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        input_layout,
+        num_query_heads,
+        num_key_value_heads or num_query_heads,
+        softmax_scale,
+        atten_mask,
+        sparse_mode,
+        (pre_tokens, next_tokens),
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        block_table,
+        block_size,
+        inner_precise,
+        query_rope,
+        key_rope,
+        return_softmax_lse,
+    )
 
 
 def fused_infer_attention_score(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -97,33 +157,65 @@ def max_workspace(query: Tensor, *args: object, **kwargs: object) -> Tensor:
 
 
 def infer_output(
-    query: Tensor, value: Tensor, *, input_layout: str = "BSH", quant_scale2: Tensor | None = None,
-    block_table: Tensor | None = None, num_heads: int = 1, num_key_value_heads: int = 0,
-    softmax_lse_flag: bool = False, query_rope: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    value: Tensor,
+    *,
+    input_layout: str = "BSH",
+    quant_scale2: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    num_key_value_heads: int = 0,
+    softmax_lse_flag: bool = False,
+    query_rope: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Tensors of the shapes and dtypes of the results, for the overload `out`; here they are zeros."""
     return outputs(
         _call(
-            query, value, value, input_layout=input_layout, quant_scale2=quant_scale2, block_table=block_table,
-            num_heads=num_heads, num_key_value_heads=num_key_value_heads, softmax_lse_flag=softmax_lse_flag,
+            query,
+            value,
+            value,
+            input_layout=input_layout,
+            quant_scale2=quant_scale2,
+            block_table=block_table,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            softmax_lse_flag=softmax_lse_flag,
         )
-    )  # fmt: skip
+    )
 
 
 def infer_output_v2(
-    query: Tensor, value: Tensor, *, query_dtype: int | None = None, value_dtype: int | None = None,
-    input_layout: str = "BSH", quant_scale_out: Tensor | None = None, block_table: Tensor | None = None,
-    num_query_heads: int = 1, num_key_value_heads: int = 0, return_softmax_lse: bool = False,
-    query_rope: Tensor | None = None, out_dtype: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    value: Tensor,
+    *,
+    query_dtype: int | None = None,
+    value_dtype: int | None = None,
+    input_layout: str = "BSH",
+    quant_scale_out: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_query_heads: int = 1,
+    num_key_value_heads: int = 0,
+    return_softmax_lse: bool = False,
+    query_rope: Tensor | None = None,
+    out_dtype: int | None = None,
+) -> tuple[Tensor, Tensor]:
     """`infer_output` for the second version."""
     return outputs(
         _call_v2(
-            query, value, value, query_dtype=query_dtype, value_dtype=value_dtype, input_layout=input_layout,
-            quant_scale_out=quant_scale_out, block_table=block_table, num_query_heads=num_query_heads,
-            num_key_value_heads=num_key_value_heads, return_softmax_lse=return_softmax_lse, out_dtype=out_dtype,
+            query,
+            value,
+            value,
+            query_dtype=query_dtype,
+            value_dtype=value_dtype,
+            input_layout=input_layout,
+            quant_scale_out=quant_scale_out,
+            block_table=block_table,
+            num_query_heads=num_query_heads,
+            num_key_value_heads=num_key_value_heads,
+            return_softmax_lse=return_softmax_lse,
+            out_dtype=out_dtype,
         )
-    )  # fmt: skip
+    )
 
 
 def _shape(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -91,11 +91,20 @@ def _product(
 
 
 def grouped_matmul(
-    x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Parts = None, scale: Parts = None,
-    per_token_scale: Parts = None, group_list: Tensor | Sequence[int] | None = None, split_item: int | None = 0,
-    group_type: int | None = None, group_list_type: int | None = 0, tuning_config: Sequence[int] | None = None,
-    output_dtype: int | torch.dtype | None = None, **unserved: object,
-) -> list[Tensor]:  # fmt: skip
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    bias: Parts = None,
+    scale: Parts = None,
+    per_token_scale: Parts = None,
+    group_list: Tensor | Sequence[int] | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    tuning_config: Sequence[int] | None = None,
+    output_dtype: int | torch.dtype | None = None,
+    **unserved: object,
+) -> list[Tensor]:
     """`y[i] = x[i] @ weight[i] + bias[i]` for each group i; int8 with scale[i] and per_token_scale[i] as in
     `npu_quant_matmul`.
 
@@ -127,11 +136,20 @@ def grouped_matmul(
 
 
 def _shape(
-    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Tensor | Sequence[int] | None = None,
-    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
-    output_dtype: int | torch.dtype | None = None, bias: Parts = None, scale: Parts = None,
-    per_token_scale: Parts = None, tuning_config: Sequence[int] | None = None, **unserved: object,
-) -> list[Tensor]:  # fmt: skip
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    group_list: Tensor | Sequence[int] | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    output_dtype: int | torch.dtype | None = None,
+    bias: Parts = None,
+    scale: Parts = None,
+    per_token_scale: Parts = None,
+    tuning_config: Sequence[int] | None = None,
+    **unserved: object,
+) -> list[Tensor]:
     _check(x, group_list, split_item, group_type, group_list_type, **unserved)
     dtype, widths = _dtype(x[0], output_dtype), [part.shape[-1] for part in _experts(weight)]
     if split_item in (2, 3):

@@ -16,10 +16,16 @@ _PERMUTATIONS = {"perm_x1": ((0, 1, 2), (1, 0, 2)), "perm_x2": ((0, 1, 2), (0, 2
 
 
 def transpose_batchmatmul(
-    input: Tensor, weight: Tensor, *, bias: Tensor | None = None, scale: Tensor | None = None,
-    perm_x1: Sequence[int] | None = None, perm_x2: Sequence[int] | None = None, perm_y: Sequence[int] | None = None,
+    input: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
     batch_split_factor: int | None = 1,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`permute(permute(input, perm_x1) @ permute(weight, perm_x2), perm_y)` of 3-D tensors.
 
     After their permutations input is (batch, m, k) and weight (batch, k, n); perm_y is [1, 0, 2] by default, so that

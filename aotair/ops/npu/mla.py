@@ -46,12 +46,28 @@ def _check(cache_mode: str, index: Tensor | None, tensors: Sequence[Tensor], uns
 
 
 def mla_prolog_v3(
-    token_x: Tensor, weight_dq: Tensor, weight_uq_qr: Tensor, weight_uk: Tensor, weight_dkv_kr: Tensor,
-    rmsnorm_gamma_cq: Tensor, rmsnorm_gamma_ckv: Tensor, rope_sin: Tensor, rope_cos: Tensor, kv_cache: Tensor,
-    kr_cache: Tensor, *, cache_index: Tensor | None = None, rmsnorm_epsilon_cq: float = 1e-5,
-    rmsnorm_epsilon_ckv: float = 1e-5, cache_mode: str = "PA_BSND", query_norm_flag: bool = False,
-    tile_size: int = 128, qc_qr_scale: float = 1.0, kc_scale: float = 1.0, **unserved: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    token_x: Tensor,
+    weight_dq: Tensor,
+    weight_uq_qr: Tensor,
+    weight_uk: Tensor,
+    weight_dkv_kr: Tensor,
+    rmsnorm_gamma_cq: Tensor,
+    rmsnorm_gamma_ckv: Tensor,
+    rope_sin: Tensor,
+    rope_cos: Tensor,
+    kv_cache: Tensor,
+    kr_cache: Tensor,
+    *,
+    cache_index: Tensor | None = None,
+    rmsnorm_epsilon_cq: float = 1e-5,
+    rmsnorm_epsilon_ckv: float = 1e-5,
+    cache_mode: str = "PA_BSND",
+    query_norm_flag: bool = False,
+    tile_size: int = 128,
+    qc_qr_scale: float = 1.0,
+    kc_scale: float = 1.0,
+    **unserved: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The queries and keys of tokens, without quantisation: (query, query_rope, nothing, query_norm, nothing).
 
     `c = rms_norm(token_x @ weight_dq, rmsnorm_gamma_cq) * qc_qr_scale`; `c @ weight_uq_qr` has for each head the part
@@ -93,9 +109,13 @@ def mla_prolog_v3_functional(*args: Tensor, **options: Any) -> tuple[Tensor, ...
 
 
 def _shape(
-    token_x: Tensor, *rest: Tensor, query_norm_flag: bool = False, cache_mode: str = "PA_BSND",
-    cache_index: Tensor | None = None, **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    token_x: Tensor,
+    *rest: Tensor,
+    query_norm_flag: bool = False,
+    cache_mode: str = "PA_BSND",
+    cache_index: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
     numbers = ("rmsnorm_epsilon_cq", "rmsnorm_epsilon_ckv", "tile_size", "qc_qr_scale", "kc_scale")
     unserved = {name: value for name, value in options.items() if name not in numbers}
     _check(cache_mode, cache_index, (token_x, *rest[:4], *rest[8:10]), unserved)

@@ -78,10 +78,20 @@ def _like_gamma(op: str, gamma: Tensor, **tensors: Tensor | None) -> None:
 
 
 def add_rms_norm_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, scales1: Tensor, zero_points1: Tensor | None, beta: Tensor | None = None,
-    scales2: Tensor | None = None, zero_points2: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-6,
-    div_mode: bool = True, dst_type: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    scales1: Tensor,
+    zero_points1: Tensor | None,
+    beta: Tensor | None = None,
+    scales2: Tensor | None = None,
+    zero_points2: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-6,
+    div_mode: bool = True,
+    dst_type: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """`add_rms_norm` (plus beta), then y as int8 under each pair of scale and zero point: (y1, y2, x).
 
     The scales are like gamma. Without scales2, nobody may use y2.
@@ -89,9 +99,14 @@ def add_rms_norm_quant(
     only(_QUANT, "axis", axis, (-1,))
     only(_QUANT, "dst_type", dst_type, INT8)
     _like_gamma(
-        _QUANT, gamma, scales1=scales1, zero_points1=zero_points1, beta=beta, scales2=scales2,
+        _QUANT,
+        gamma,
+        scales1=scales1,
+        zero_points1=zero_points1,
+        beta=beta,
+        scales2=scales2,
         zero_points2=zero_points2,
-    )  # fmt: skip
+    )
     if scales2 is None and zero_points2 is not None:
         raise Unserved(f"{_QUANT} takes zero_points2 with scales2 alone")
     y, _, x = add_rms_norm(x1, x2, gamma, epsilon)
@@ -103,10 +118,17 @@ def add_rms_norm_quant(
 
 
 def add_rms_norm_dynamic_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, *, smooth_scale1: Tensor | None = None, smooth_scale2: Tensor | None = None,
-    beta: Tensor | None = None, epsilon: float = 1e-6, output_mask: list[bool] | None = None,
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: list[bool] | None = None,
     y_dtype: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`add_rms_norm` (plus beta), then each row of y as int8 with a scale of its own: (y1, y2, x, scale1, scale2).
 
     A smooth scale, like gamma, multiplies y before. Which of the two paths are made output_mask says; without it the

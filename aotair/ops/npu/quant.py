@@ -54,9 +54,14 @@ def quantize(
 
 
 def dynamic_quant(
-    input: Tensor, *, smooth_scales: Tensor | None = None, group_index: Tensor | None = None,
-    dst_type: int | None = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    input: Tensor,
+    *,
+    smooth_scales: Tensor | None = None,
+    group_index: Tensor | None = None,
+    dst_type: int | None = None,
+    quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Each row (last dimension) as int8 with a scale of its own: `scale = max(abs(row)) / 127`, `round(row / scale)`.
 
     input: (..., width), float16 or bfloat16. smooth_scales, (width,), multiply it before; with group_index, cumulative

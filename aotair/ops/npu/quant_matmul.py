@@ -31,9 +31,14 @@ def rescale(product: Tensor, scale: Tensor, rows: Tensor | None, bias: Tensor | 
 
 
 def _check(
-    x1: Tensor, x2: Tensor, scale: Tensor, pertoken_scale: Tensor | None, bias: Tensor | None,
-    output_dtype: int | None, unserved: dict[str, object],
-) -> None:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    pertoken_scale: Tensor | None,
+    bias: Tensor | None,
+    output_dtype: int | None,
+    unserved: dict[str, object],
+) -> None:
     refuse("npu_quant_matmul", unserved)
     if x1.dtype != torch.int8 or x2.dtype != torch.int8:
         raise Unserved(f"the host kernel of npu_quant_matmul takes x1 and x2 of int8, not {x1.dtype}")
@@ -50,9 +55,16 @@ def _check(
 
 
 def quant_matmul(
-    x1: Tensor, x2: Tensor, scale: Tensor, *, offset: Tensor | None = None, pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None, output_dtype: int | None = None, **unserved: object,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: int | None = None,
+    **unserved: object,
+) -> Tensor:
     """`(x1 @ x2 + bias) * scale * pertoken_scale + offset`, or `x1 @ x2 * scale * pertoken_scale + bias` where bias is
     no int32.
 

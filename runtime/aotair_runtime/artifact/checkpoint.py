@@ -18,11 +18,23 @@ from ..errors import WeightsError
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_INDEX_BYTES = 1 << 28
 _DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
-    "I64": torch.int64, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F16": torch.float16,
-    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +78,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         files, mapped = [path], None
     if not files or (mapped is None and not files[0].is_file()):
         raise WeightsError(
-            "there are no weights here", where=str(path),
+            "there are no weights here",
+            where=str(path),
             expected="a .safetensors file, or a directory that holds some, with or without an index",
-        )  # fmt: skip
+        )
     tensors: dict[str, Stored] = {}
     for file in files:
         found = _header(file)
@@ -104,20 +117,27 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
         # A file of the directory by its plain name; what a link there points to is its owner's business.
         if Path(shard).name != shard or not shard.endswith(".safetensors") or "\\" in shard or "\0" in shard:
             raise WeightsError(
-                "the index names a shard outside of its directory", where=str(index),
-                expected="names of .safetensors files beside the index", got=repr(shard)[:80],
-            )  # fmt: skip
+                "the index names a shard outside of its directory",
+                where=str(index),
+                expected="names of .safetensors files beside the index",
+                got=repr(shard)[:80],
+            )
     missing = [shard for shard in shards if not (index.parent / shard).is_file()]
     if missing:
         raise WeightsError(
-            f"shards are missing: {some(missing)}", where=str(index), expected=f"{len(shards)} shards",
-            got=f"{len(shards) - len(missing)}", fix="copy the checkpoint again",
-        )  # fmt: skip
+            f"shards are missing: {some(missing)}",
+            where=str(index),
+            expected=f"{len(shards)} shards",
+            got=f"{len(shards) - len(missing)}",
+            fix="copy the checkpoint again",
+        )
     if (index.parent / WHOLE).is_file() and WHOLE not in shards:
         raise WeightsError(
-            "there is an index of shards, and a whole checkpoint beside it", where=str(index),
-            got=f"{INDEX} and {WHOLE}", fix="remove the one that is not meant",
-        )  # fmt: skip
+            "there is an index of shards, and a whole checkpoint beside it",
+            where=str(index),
+            got=f"{INDEX} and {WHOLE}",
+            fix="remove the one that is not meant",
+        )
     return [index.parent / shard for shard in shards], mapped
 
 
@@ -131,9 +151,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     mapped = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(mapped, dict) or not mapped or not all(isinstance(shard, str) for shard in mapped.values()):
         raise WeightsError(
-            "the index has no weight_map", where=str(index), expected='{"weight_map": {"NAME": "FILE.safetensors", …}}',
+            "the index has no weight_map",
+            where=str(index),
+            expected='{"weight_map": {"NAME": "FILE.safetensors", …}}',
             got=repr(mapped if mapped else data)[:80],
-        )  # fmt: skip
+        )
     return mapped
 
 
@@ -153,12 +175,14 @@ def _check_shard(file: Path, found: Mapping[str, Stored], mapped: Mapping[str, s
     if absent or others:
         elsewhere = [f"{name} (in {mapped[name]})" for name in others if name in mapped]
         raise WeightsError(
-            "the shard does not hold what the index says", where=str(file),
+            "the shard does not hold what the index says",
+            where=str(file),
             expected=f"every tensor that the index puts there; missing: {some(absent)}",
-            got=f"tensors in two shards: {some(elsewhere)}" if elsewhere else
-            f"tensors that the index does not put there: {some(others)}",
+            got=f"tensors in two shards: {some(elsewhere)}"
+            if elsewhere
+            else f"tensors that the index does not put there: {some(others)}",
             fix="copy the checkpoint again",
-        )  # fmt: skip
+        )
 
 
 # ---- one file ------------------------------------------------------------------------------------------------------
@@ -173,9 +197,11 @@ def _stored(file: Path, name: str, item: Any) -> Stored:
     kind = _DTYPES.get(item.get_dtype())
     if kind is None:
         raise WeightsError(
-            f"{name} has a dtype that torch does not have", where=str(file), expected=some(list(_DTYPES)),
+            f"{name} has a dtype that torch does not have",
+            where=str(file),
+            expected=some(list(_DTYPES)),
             got=str(item.get_dtype()),
-        )  # fmt: skip
+        )
     return Stored(file, kind, tuple(item.get_shape()))
 
 

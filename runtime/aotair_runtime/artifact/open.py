@@ -45,9 +45,11 @@ def read_program(path: Path) -> Program:
     file = path / PROGRAM_FILE
     if not file.is_file():
         raise NotAnArtifactError(
-            "this is not an artifact", where=str(path), expected=f"a directory that holds {PROGRAM_FILE}",
+            "this is not an artifact",
+            where=str(path),
+            expected=f"a directory that holds {PROGRAM_FILE}",
             fix="build one with: aotair build RECIPE",
-        )  # fmt: skip
+        )
     program = codec.parse(file.read_bytes(), str(file))
     check_program(program, str(file))
     names = [entry.name for entry in program.files]
@@ -64,9 +66,12 @@ def check_file(path: Path, file: File) -> None:
     size = target.stat().st_size
     if size != file.nbytes:
         raise TruncatedError(
-            "the file has another length than recorded", where=str(target), expected=f"{file.nbytes} bytes",
-            got=f"{size} bytes", fix="copy the artifact again",
-        )  # fmt: skip
+            "the file has another length than recorded",
+            where=str(target),
+            expected=f"{file.nbytes} bytes",
+            got=f"{size} bytes",
+            fix="copy the artifact again",
+        )
     if digest(target) != file.sha256:
         raise AlteredError(
             "the file's bytes do not match their digest", where=str(target), fix="copy the artifact again"
@@ -109,9 +114,10 @@ def _map_weights(path: Path, program: Program) -> tuple[torch.Tensor, ...]:
         tensor = tensors.get(constant.name)
         if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != constant.shape:
             raise MalformedError(
-                f"the weight {constant.name!r} is not what the program expects", where=str(file),
+                f"the weight {constant.name!r} is not what the program expects",
+                where=str(file),
                 expected=f"{constant.dtype}{list(constant.shape)}",
                 got="nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}",
-            )  # fmt: skip
+            )
         constants.append(tensor)
     return tuple(constants)

@@ -69,7 +69,10 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = Fal
         )
     if str(target._schema) != op.schema:
         raise RequirementError(
-            f"the op {op.name} has another schema here", where=where, expected=op.schema, got=str(target._schema),
+            f"the op {op.name} has another schema here",
+            where=where,
+            expected=op.schema,
+            got=str(target._schema),
             fix=f"build the artifact with torch {torch.__version__}",
-        )  # fmt: skip
+        )
     return target

@@ -18,16 +18,22 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
         return  # the host runs any program that it has the ops for, slowly: the build's own proof does
     if device.kind != need.device:
         raise RequirementError(
-            "the artifact was built for another device", where=where, expected=need.device, got=device.kind,
+            "the artifact was built for another device",
+            where=where,
+            expected=need.device,
+            got=device.kind,
             fix=f"set target.device to {device.kind} in the recipe and build again",
-        )  # fmt: skip
+        )
     if need.vendor_min:
         _at_least(f"package for {device.kind}", device.vendor_version, need.vendor_min, where)
     if not device.name.startswith(need.soc):
         raise RequirementError(
-            "the artifact was built for another SoC", where=where, got=device.name or "a device without a name",
-            expected=f"a device whose name begins with {need.soc}", fix="set target.soc in the recipe and build again",
-        )  # fmt: skip
+            "the artifact was built for another SoC",
+            where=where,
+            got=device.name or "a device without a name",
+            expected=f"a device whose name begins with {need.soc}",
+            fix="set target.soc in the recipe and build again",
+        )
 
 
 def _at_least(what: str, have: str, least: str, where: str) -> None:

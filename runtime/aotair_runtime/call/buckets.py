@@ -39,10 +39,12 @@ def choose(entry: EntryPoint, sizes: tuple[int, ...]) -> int:
     for dim, want in zip(entry.dims, sizes, strict=True):
         if want < dim.least:
             raise ShapeError(
-                f"the model takes no {dim.name} below {dim.least}", where=entry.name,
-                expected=f"{dim.name} of {dim.least} at least", got=describe(entry, sizes),
+                f"the model takes no {dim.name} below {dim.least}",
+                where=entry.name,
+                expected=f"{dim.name} of {dim.least} at least",
+                got=describe(entry, sizes),
                 fix="send a larger input: the model fails at smaller ones, or its recipe says so",
-            )  # fmt: skip
+            )
     best = None
     for number, bucket in enumerate(entry.buckets):
         if all(
@@ -68,9 +70,11 @@ def _no_bucket(entry: EntryPoint, sizes: tuple[int, ...]) -> ShapeError:
     if larger and exact:
         fix = f"nothing is padded along {exact}: give each input that has it a pad: in the recipe, or add a bucket"
     return ShapeError(
-        "no bucket holds " + describe(entry, sizes), where=entry.name, fix=fix,
+        "no bucket holds " + describe(entry, sizes),
+        where=entry.name,
+        fix=fix,
         expected="one of the buckets " + "; ".join(describe(entry, b.sizes) for b in entry.buckets),
-    )  # fmt: skip
+    )
 
 
 def _product(sizes: Sequence[int]) -> int:

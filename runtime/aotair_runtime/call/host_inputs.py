@@ -67,7 +67,9 @@ class HostInputs:
         spec = self._specs[position]
         low, high = self._ranges[position]
         return ArgumentError(
-            f"the host input {spec.name!r} does not fit", where=self._where, got=got,
+            f"the host input {spec.name!r} does not fit",
+            where=self._where,
+            got=got,
             expected=f"a list, a tuple or an int64 tensor on the CPU, of one dimension, with ints from {low:g} to "
             f"{high - 1:g}",
-        )  # fmt: skip
+        )

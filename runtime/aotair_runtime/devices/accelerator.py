@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import CaptureError
+from .allocators import ALLOCATORS
 from .base import NOTHING, Bytes, Graph, Recording, Stream, Usage
 from .host_arguments import HostArguments
 from .host_call import HostCall
 from .recorder import ANCHOR_COST, Recorder
 from .vendor import Vendor
 
-_BLOCK = 512  # bytes: how torch aligns what it allocates on a device
 _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
 
 
@@ -38,11 +38,12 @@ class Accelerator:
         return self.copies(constants)
 
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        sizes = [-(-tensor.nbytes // _BLOCK) * _BLOCK for tensor in tensors]
+        block = ALLOCATORS[self.kind].block
+        sizes = [-(-tensor.nbytes // block) * block for tensor in tensors]
         if not sum(sizes):
             return tuple(tensor.to(self.torch_device) for tensor in tensors)
-        block = torch.empty(sum(sizes), dtype=torch.uint8, device=self.torch_device)
-        blocks = torch.split(block, sizes)
+        whole = torch.empty(sum(sizes), dtype=torch.uint8, device=self.torch_device)
+        blocks = torch.split(whole, sizes)
         parts = [part[: t.nbytes].view(t.dtype).view(t.shape) for part, t in zip(blocks, tensors)]
         for part, tensor in zip(parts, tensors):
             part.copy_(tensor)

@@ -162,9 +162,11 @@ class UpdatedGraph:
                 raise
             what = f"the host arguments of {self._nodes[done].call.node} were not replaced: {error}"
             raise UpdateError(
-                what, got="a replay with those of an earlier call", expected="those of this call",
+                what,
+                got="a replay with those of an earlier call",
+                expected="those of this call",
                 fix="call again: the bucket is captured anew; what the call wrote into states and inputs is not right",
-            ) from error  # fmt: skip
+            ) from error
 
     def _let_go(self, done: int) -> None:
         """Open the gates that are still closed: the device would wait for ever."""

@@ -116,9 +116,11 @@ class BucketRules(Demands):
         found = self.program.layouts[bucket.tensors[number].layout]
         shape = tuple(evaluate(expr, bucket.sizes) for expr in spec.shape)
         self.require(
-            found.dtype == spec.dtype and found.shape == shape, path, f"{spec.dtype}{list(shape)}",
+            found.dtype == spec.dtype and found.shape == shape,
+            path,
+            f"{spec.dtype}{list(shape)}",
             f"{found.dtype}{list(found.shape)}",
-        )  # fmt: skip
+        )
 
     def input_memory(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """No tensor reaches beyond the input it lies in, and the copies of inputs lie in the arena."""

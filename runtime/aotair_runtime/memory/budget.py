@@ -31,11 +31,13 @@ def check_budget(device: Device, wanted: Iterable[Usage], limits: Limits, where:
             most = getattr(limit, name)
             if most is not None and used + need > most:
                 raise BudgetError(
-                    f"the graphs would take more {name} than {whose}", where=where, expected=f"at most {most} {name}",
+                    f"the graphs would take more {name} than {whose}",
+                    where=where,
+                    expected=f"at most {most} {name}",
                     got=f"{need} wanted, {used} in use by this process",
                     fix='capture fewer buckets (capture=[…] or "lazy"), keep fewer graphs (kept_graphs=1), '
                     "or build with fewer buckets",
-                )  # fmt: skip
+                )
 
 
 def check_memory(device: Device, promised: Promise, need: Requirements, given: int | float | None, where: str) -> None:
@@ -62,7 +64,9 @@ def raise_out_of_memory(error: Exception, device: Device, promised: Promise, whe
     error.__traceback__ = cause.__traceback__ = None  # their frames hold what was allocated
     device.trim()
     raise OutOfMemoryError(
-        "the device ran out of memory; everything taken was given back", where=getattr(error, "where", "") or where,
-        expected=f"{promised.peak:,} bytes\n{indented(promised)}", got=str(cause).splitlines()[0],
+        "the device ran out of memory; everything taken was given back",
+        where=getattr(error, "where", "") or where,
+        expected=f"{promised.peak:,} bytes\n{indented(promised)}",
+        got=str(cause).splitlines()[0],
         fix="end what else uses the device, capture fewer buckets, or build with fewer or smaller ones",
-    ) from cause  # fmt: skip
+    ) from cause

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ..devices.allocators import ALLOCATORS, Allocator
 from ..errors import MalformedError, MemoryBudgetError
 from ..format.schema import Bucket, Constant, Form, Instruction, Layout, Program, Space
 from ..format.sizes import describe
@@ -14,16 +15,6 @@ from ..format.torch_names import dtype
 from ..format.written import written_arguments, written_names
 
 FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
-_MIB = 1 << 20
-_BLOCK = 512  # bytes; torch's caching allocators hand out multiples of it
-_PADDING = {"npu": 32, "cuda": 0}  # bytes that the allocator adds to each block
-
-ROUNDING = {
-    "cpu": "host memory is allocated as promised",
-    "cuda": "the allocator rounds a block to 512 bytes, and reserves 2 MiB for blocks up to 1 MiB, 20 MiB for one "
-    "below 10 MiB, and whole 2 MiB beyond",
-}
-ROUNDING["npu"] = ROUNDING["cuda"].replace("512 bytes", "512 bytes after adding 32")
 
 
 @dataclass(frozen=True)
@@ -112,9 +103,9 @@ class Promise:
         rows = [[i.name, i.nbytes, i.reserved] for i in self.items if i.nbytes or i.name in _ALWAYS]
         rows.append(["in all", self.nbytes, self.reserved])
         if self.warm_up:
-            rows.append(["for a while, to warm up", self.warm_up, segment(self.kind, self.warm_up)])
+            rows.append(["for a while, to warm up", self.warm_up, ALLOCATORS[self.kind].reserved(self.warm_up)])
         if self.aside:
-            rows.append(["for a while, inputs set aside", self.aside, segment(self.kind, self.aside)])
+            rows.append(["for a while, inputs set aside", self.aside, ALLOCATORS[self.kind].reserved(self.aside)])
         cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
         return table(["memory", "promised", "reserved at most"], cells)
 
@@ -122,10 +113,17 @@ class Promise:
         """A table of what each bucket needs, or only the `most` largest."""
         head = ["bucket", "arena bytes", "lower bound", "over", "beside the arena", "inputs", "outputs"]
         rows = [
-            [n.name, f"{n.height:,}", f"{n.lower_bound:,}", f"{n.height / max(1, n.lower_bound) - 1:.2%}",
-             f"{n.fresh:,}", f"{n.inputs:,}", f"{n.outputs:,}"]
+            [
+                n.name,
+                f"{n.height:,}",
+                f"{n.lower_bound:,}",
+                f"{n.height / max(1, n.lower_bound) - 1:.2%}",
+                f"{n.fresh:,}",
+                f"{n.inputs:,}",
+                f"{n.outputs:,}",
+            ]
             for n in (self.needs if most is None else sorted(self.needs, key=lambda n: -n.reserved)[:most])
-        ]  # fmt: skip
+        ]
         return table(head, rows)
 
 
@@ -135,41 +133,27 @@ _ALWAYS = ("weights", "state", "arena")
 
 def promise(program: Program, terms: Terms) -> Promise:
     """What a load of `program` takes under `terms`."""
-    kind, step = terms.kind, program.alignment
-    needs = tuple(_needs(program, kind))
+    allocator, step = ALLOCATORS[terms.kind], program.alignment
+    needs = tuple(_needs(program, allocator))
     apart = terms.apart and not terms.arena_there
     streams = max(bucket.streams for entry in program.entry_points for bucket in entry.buckets)
-    weights = _together(kind, program.constants)
-    state = _together(kind, [program.constants[item.constant] for item in program.state])
+    weights = _together(allocator, program.constants)
+    state = _together(allocator, [program.constants[item.constant] for item in program.state])
     outputs = max(need.outputs if terms.output_clone else need.cloned for need in needs)
     arenas = [_round_up(need.height, step) for need in needs] if apart else [program.arena]
     if terms.arena_there >= program.arena:
         arenas = []  # a larger one is allocated before the smaller goes, so any growth counts whole
     fresh = [need.fresh for need in needs] if apart else [max(need.fresh for need in needs)]
     items = (
-        Item("weights", weights, segment(kind, weights)),
-        Item("state", state, segment(kind, state)),
-        Item("arena", sum(arenas), sum(segment(kind, nbytes) for nbytes in arenas)),
-        Item(FRESH, sum(fresh), sum(segment(kind, nbytes) for nbytes in fresh)),
+        Item("weights", weights, allocator.reserved(weights)),
+        Item("state", state, allocator.reserved(state)),
+        Item("arena", sum(arenas), sum(allocator.reserved(nbytes) for nbytes in arenas)),
+        Item(FRESH, sum(fresh), sum(allocator.reserved(nbytes) for nbytes in fresh)),
         Item(WORKSPACE, *2 * (program.reserve.workspace * streams,)),
-        Item("outputs kept by the caller, one call's", outputs, segment(kind, outputs)),
+        Item("outputs kept by the caller, one call's", outputs, allocator.reserved(outputs)),
         Item("reserve for the device", *2 * (program.reserve.device,)),
     )
-    return Promise(kind, items, needs)
-
-
-def segment(kind: str, nbytes: int) -> int:
-    """What the allocator of a device reserves at most for a block of `nbytes`.
-
-    Source: torch/csrc and c10/cuda/CUDACachingAllocator.cpp (kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc,
-    kRoundLarge), from which torch_npu's allocator is derived.
-    """
-    if kind == "cpu" or not nbytes:
-        return nbytes
-    taken = _round_up(nbytes + _PADDING[kind], _BLOCK)
-    if taken <= _MIB:
-        return 2 * _MIB
-    return 20 * _MIB if taken < 10 * _MIB else _round_up(taken, 2 * _MIB)
+    return Promise(terms.kind, items, needs)
 
 
 def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None:
@@ -177,11 +161,12 @@ def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None
     taken; `whose` says who set the limit."""
     if promised.peak > limit:
         raise MemoryBudgetError(
-            "the model would take more memory than there is for it", where=where,
+            "the model would take more memory than there is for it",
+            where=where,
             expected=f"at most {limit:,} bytes ({whose})",
             got=f"{promised.peak:,} bytes, {promised.peak - limit:,} too many\n{indented(promised)}",
             fix=what_fits(promised, limit),
-        )  # fmt: skip
+        )
 
 
 def what_fits(promised: Promise, limit: int) -> str:
@@ -191,8 +176,10 @@ def what_fits(promised: Promise, limit: int) -> str:
     kept = [need for need in promised.needs if rest + takes[need] <= limit]
     if not kept:
         over = rest + min(takes.values()) - limit
-        return f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller " \
-            "model, narrower dtypes or a larger device"  # fmt: skip
+        return (
+            f"no set of these buckets fits: even the smallest alone takes {over:,} bytes too many; use a smaller "
+            "model, narrower dtypes or a larger device"
+        )
     dropped = sorted((need for need in promised.needs if need not in kept), key=takes.__getitem__)
     names = "; ".join(need.name for need in dropped[:4]) + (f" and {len(dropped) - 4} more" if dropped[4:] else "")
     least = f"or make {dropped[-1].name} {rest + takes[dropped[-1]] - limit:,} bytes smaller"
@@ -200,27 +187,27 @@ def what_fits(promised: Promise, limit: int) -> str:
     return f"build without the bucket {names}: it takes {after:,} bytes then; {least} (a smaller batch or length)"
 
 
-def _needs(program: Program, kind: str) -> Iterator[Need]:
+def _needs(program: Program, allocator: Allocator) -> Iterator[Need]:
     for entry in program.entry_points:
         for bucket in entry.buckets:
             fresh, height = fresh_bytes(bucket), _round_up(bucket.height, program.alignment)
             copies = [n for n, offset in zip(bucket.inputs, bucket.input_offsets) if offset >= 0]
             inputs = [program.layouts[bucket.tensors[n].layout] for n in copies]
             outputs = [_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs]
-            warm_up, aside = 0 if kind == "cpu" else _warm_up(program, bucket), _together(kind, inputs)
+            warm_up, aside = _warm_up(program, bucket) if allocator.warms_up else 0, _together(allocator, inputs)
             yield Need(
                 entry.name,
                 describe(entry, bucket.sizes),
                 bucket.height,
                 bucket.lower_bound,
                 fresh,
-                segment(kind, height) + segment(kind, fresh),
+                allocator.reserved(height) + allocator.reserved(fresh),
                 sum(map(_layout_bytes, inputs)),
                 sum(outputs),
                 sum(nbytes for nbytes, item in zip(outputs, entry.outputs) if item.clone),
                 warm_up,
                 aside,
-                segment(kind, warm_up) + segment(kind, aside),
+                allocator.reserved(warm_up) + allocator.reserved(aside),
             )
 
 
@@ -230,10 +217,9 @@ def fresh_bytes(bucket: Bucket) -> int:
     return sum(max(item.nbytes for item in bucket.fresh if item.stream == stream) for stream in streams)
 
 
-def _together(kind: str, constants: Sequence[Constant | Layout]) -> int:
+def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> int:
     """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
-    step = 1 if kind == "cpu" else _BLOCK
-    return sum(_round_up(_layout_bytes(constant), step) for constant in constants)
+    return sum(_round_up(_layout_bytes(constant), allocator.block) for constant in constants)
 
 
 def _warm_up(program: Program, bucket: Bucket) -> int:

@@ -113,15 +113,18 @@ def _check_derived(program: Program, where: str) -> None:
     """Raises WeightsError where the artifact does not say what its constants are, or the build computed some."""
     if program.constants and not any(constant.kind for constant in program.constants):
         raise WeightsError(
-            "the artifact does not say which names its weights have in a checkpoint", where=where,
+            "the artifact does not say which names its weights have in a checkpoint",
+            where=where,
             fix="build it again with this version, or give an artifact of the new weights",
-        )  # fmt: skip
+        )
     derived = [constant.name for constant in program.constants if constant.kind == "derived"]
     if derived:
         raise WeightsError(
-            "the model holds weights that the build computes, as int8 ones, and no checkpoint has", where=where,
-            got=some(derived), fix="build an artifact of the new weights (aotair build --like) and give that",
-        )  # fmt: skip
+            "the model holds weights that the build computes, as int8 ones, and no checkpoint has",
+            where=where,
+            got=some(derived),
+            fix="build an artifact of the new weights (aotair build --like) and give that",
+        )
 
 
 def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int, list[str]]:
@@ -140,11 +143,12 @@ def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int,
     if missing or (strict and unknown):
         got = [f"{name} (in {checkpoint.tensors[name].file.name})" for name in unknown] if strict else []
         raise WeightsError(
-            "the names do not match the model's", where=str(checkpoint.path),
+            "the names do not match the model's",
+            where=str(checkpoint.path),
             expected=f"every weight of the model; missing: {some(missing)}",
             got=f"names the model does not have: {some(got)}",
             fix="" if missing else "strict=False leaves them out",
-        )  # fmt: skip
+        )
     return chosen
 
 
@@ -174,10 +178,11 @@ def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str
             continue
         tied = any(names[0] in group and name in group for group in constant.names)
         raise WeightsError(
-            f"{names[0]} and {name} are one tensor in the artifact and differ here", where=str(checkpoint.path),
+            f"{names[0]} and {name} are one tensor in the artifact and differ here",
+            where=str(checkpoint.path),
             expected="equal values: " + ("the model ties them" if tied else "they were equal when it was built"),
             fix="leave one of them out" if tied else "build the artifact with model.share_equal_weights: false",
-        )  # fmt: skip
+        )
 
 
 def _reader(checkpoint: Checkpoint, constant: Constant, names: Sequence[str]) -> Callable[[], torch.Tensor]:
@@ -203,17 +208,21 @@ def _check_answers(pairs: Sequence[Pair], entry: EntryPoint, number: int, weight
     if bound is None:
         if not _finite_where_golden(pairs):
             raise WeightsError(
-                "with these weights the golden inputs give NaN or infinities, and they were not taken", where=where,
-                expected="finite outputs where the old weights gave finite ones", fix="look for NaN in the checkpoint",
-            )  # fmt: skip
+                "with these weights the golden inputs give NaN or infinities, and they were not taken",
+                where=where,
+                expected="finite outputs where the old weights gave finite ones",
+                fix="look for NaN in the checkpoint",
+            )
         return
     result = compare_bucket(pairs, entry, number, bound)
     if not result.within:
         raise WeightsError(
             "with these weights the model does not answer as their golden tensors say, and they were not taken",
-            where=where, expected=f"within atol {bound.atol:g} and rtol {bound.rtol:g}",
-            got=f"an error of {result.max_abs_error:.3g}", fix="aotair verify says whether the artifact is good",
-        )  # fmt: skip
+            where=where,
+            expected=f"within atol {bound.atol:g} and rtol {bound.rtol:g}",
+            got=f"an error of {result.max_abs_error:.3g}",
+            fix="aotair verify says whether the artifact is good",
+        )
 
 
 def _finite_where_golden(pairs: Sequence[Pair]) -> bool:
