@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from cases import RECIPES
 
-from aotair.export.export import Exported, export
+from aotair.export.export import export
+from aotair.export.exported import Exported
 from aotair.model.load import load_model
 from aotair.program import Built, build_program
 from aotair.recipe.entry import EntryJob

@@ -14,7 +14,7 @@ def _planted(error: Exception):
     replay = Entry._replay
 
     def planted(self, *args):
-        if not self._settings.clone_input:
+        if not self._plans._clone_input:
             raise error
         return replay(self, *args)
 
@@ -39,7 +39,7 @@ def test_a_way_of_loading_that_answers_otherwise_fails_the_build(tmp_path, monke
 
     def otherwise(self, *args):
         outputs = replay(self, *args)
-        return outputs if self._settings.clone_input else [output + 1 for output in outputs]
+        return outputs if self._plans._clone_input else [output + 1 for output in outputs]
 
     monkeypatch.setattr(Entry, "_replay", otherwise)
     with pytest.raises(ProofError, match="answers differently with clone_input=False"):

@@ -59,9 +59,19 @@ def test_what_is_fixed_stays_and_all_is_aligned(items: list[Interval], alignment
 def test_what_is_fixed_beside_the_peak_is_not_laid_over():
     """One that lives at the peak lives on until something fixed comes that does not."""
     rows = [
-        (256, 0, 1, 64), (256, 0, 1, 320), (32, 0, 9, 0), (256, 1, 2, None), (256, 1, 11, 576), (512, 2, 3, None),
-        (256, 3, 9, None), (16, 6, 11, 832), (128, 7, 8, None), (64, 8, 11, 896), (16, 8, 11, 960), (64, 10, 11, 1024),
-    ]  # fmt: skip
+        (256, 0, 1, 64),
+        (256, 0, 1, 320),
+        (32, 0, 9, 0),
+        (256, 1, 2, None),
+        (256, 1, 11, 576),
+        (512, 2, 3, None),
+        (256, 3, 9, None),
+        (16, 6, 11, 832),
+        (128, 7, 8, None),
+        (64, 8, 11, 896),
+        (16, 8, 11, 960),
+        (64, 10, 11, 1024),
+    ]
     items = [Interval(*row) for row in rows]
     assert not violations(items, plan_arena(items, 64), 64)
 
@@ -154,9 +164,13 @@ def test_peaks_are_planned_at_each_level_that_has_some(step):
 def test_the_last_search_goes_between_the_bound_and_what_is_known():
     """A set whose best plan is above its bound: each plan that is found is lower than the one before."""
     wheel = [
-        Interval(2, 0, 2), Interval(2, 2, 4), Interval(2, 4, 6),
-        Interval(3, 1, 3), Interval(3, 3, 5), Interval(1, 0, 6),
-    ]  # fmt: skip
+        Interval(2, 0, 2),
+        Interval(2, 2, 4),
+        Interval(2, 4, 6),
+        Interval(3, 1, 3),
+        Interval(3, 3, 5),
+        Interval(1, 0, 6),
+    ]
     given, parts = columns(wheel, 1), sections(wheel)
     bound = max(parts.sums(given.sizes.tolist()))
     heights = [plan.height for plan in arena._lower(given, parts, bound, bound + 9, 1.0)]

@@ -23,8 +23,9 @@ def test_fixed_intervals_that_overlap_are_refused(rows: list[tuple[int, int, int
     assert (int(words[1]), int(words[3])) in pairs
 
 
-@pytest.mark.parametrize(("item", "alignment"), [(Interval(8, 0, 1, 8), 16), (Interval(8, 0, 1, 8, 16), 1),
-                                                 (Interval(8, 0, 1, -8), 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("item", "alignment"), [(Interval(8, 0, 1, 8), 16), (Interval(8, 0, 1, 8, 16), 1), (Interval(8, 0, 1, -8), 1)]
+)
 def test_a_fixed_offset_that_is_not_aligned_is_refused(item: Interval, alignment: int):
     with pytest.raises(ValueError, match="does not divide"):
         plan_arena([item], alignment)

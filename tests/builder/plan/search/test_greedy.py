@@ -101,9 +101,8 @@ def test_many_intervals_are_placed_as_few_are():
         near = [i for i in before if items[i].first <= item.last and item.first <= items[i].last]
         tops = sorted({0, *(found[i] + items[i].size for i in near)})
         free = (
-            top for top in tops
-            if all(top + item.size <= found[i] or found[i] + items[i].size <= top for i in near)
-        )  # fmt: skip
+            top for top in tops if all(top + item.size <= found[i] or found[i] + items[i].size <= top for i in near)
+        )
         assert found[index] == next(free)
         before.append(index)
 
