@@ -41,7 +41,7 @@ coverage: $(INSTALLED) ## the tests on the CPU, and the lines of both packages t
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000); on the simulated NPU 600 graphs and 1,000 sequences (40 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
 	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
-	$(BIN)/python -m pytest -rP tests/builder/test_plan_check.py --graphs 5000
+	$(BIN)/python -m pytest -rP tests/builder/plan/test_check.py::test_no_planted_overlap_is_missed --graphs 5000
 	$(BIN)/python -m pytest tests/test_sequences.py --sequences 10000
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
 

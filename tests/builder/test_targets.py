@@ -3,21 +3,19 @@
 import sys
 
 import kernel_lists
-import models
 import pytest
 import torch
-from cases import MODELS, RECIPES, ROOT
+from cases import RECIPES, ROOT
 from nodes import for_device
 
 import aotair
-from aotair.errors import RecipeError, UnsupportedError
+from aotair.errors import RecipeError
 from aotair.target.out_variants import out_variant
 from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.artifact.requirements import check_requirements
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import RequirementError
-from aotair_runtime.format.schema import Form
 
 aten = torch.ops.aten
 
@@ -41,64 +39,10 @@ def test_out_variants_that_a_device_lacks():
     assert out_variant(aten.native_layer_norm.default, Target("npu")) is None
 
 
-def test_an_op_that_the_device_cannot_run_is_refused_by_name_and_line(tmp_path):
-    recipe = {
-        "name": "hostonly",
-        "model": {"factory": f"{MODELS}:HostOnly"},
-        "inputs": {"x": {"shape": [3, 3], "dtype": "float32"}},
-        "target": {"device": "npu"},
-    }
-    with pytest.raises(UnsupportedError, match="no kernel on npu") as caught:
-        aotair.build(recipe, tmp_path / "x.aotair")
-    assert "models.py" in str(caught.value)
-    aotair.build(recipe | {"target": {"device": "cpu"}}, tmp_path / "x.aotair")
-
-
-def apart(name: str, device: str) -> dict:
-    return {
-        "name": "apart",
-        "model": {"factory": f"{MODELS}:Apart", "kwargs": {"name": name}},
-        "inputs": {"x": {"shape": ["n", 4, 4, 4], "dtype": "float32"}},
-        "buckets": {"n": [1, 2]},
-        "target": {"device": device},
-    }
-
-
-@pytest.mark.parametrize("device", ["npu", "cuda"])
-@pytest.mark.parametrize("name", models.APART)
-def test_an_op_without_a_kernel_becomes_what_it_is_made_of(name, device, tmp_path):
-    path = aotair.build(apart(name, device), tmp_path / "x.aotair")
-    with aotair.load(path, device="cpu") as model:
-        x = torch.randn(2, 4, 4, 4)
-        torch.testing.assert_close(model(x), models.APART[name](x))
-
-
 @pytest.mark.parametrize("device", ["npu", "cuda"])
 def test_states_are_copied_into_on_every_device(device, tmp_path):
     program = read_program(aotair.build(for_device("swap", device), tmp_path / "a.aotair"))
     assert program.requirements.device == device and "aten::copy_" in {op.name for op in program.ops}
-
-
-def test_an_op_whose_parts_have_no_kernel_is_refused_when_it_is_built(tmp_path):
-    with pytest.raises(UnsupportedError, match=r"_logcumsumexp.* has no kernel on npu \(test_targets") as caught:
-        aotair.build(apart("logcumsumexp", "npu") | {"model": {"factory": f"{__file__}:logcumsumexp"}}, tmp_path / "x")
-    assert not (tmp_path / "x").exists() and "host" in caught.value.fix
-
-
-class LogCumSumExp(torch.nn.Module):
-    def forward(self, x):
-        return x.logcumsumexp(-1)
-
-
-def logcumsumexp() -> torch.nn.Module:
-    return LogCumSumExp()
-
-
-def test_what_has_an_out_kernel_stays_whole(tmp_path):
-    """gelu has a kernel of torch_npu that writes into given memory, and is not taken apart."""
-    path = aotair.build(RECIPES["encoder"] | {"target": {"device": "npu"}}, tmp_path / "x.aotair")
-    names = {op.name for op in read_program(path).ops}
-    assert not {name for name in names if name.startswith(("aten::erf", "aten::rsqrt"))}, names
 
 
 def test_an_artifact_for_the_npu_is_built_and_proved_here(tmp_path):
@@ -113,14 +57,6 @@ def test_an_artifact_for_the_npu_is_built_and_proved_here(tmp_path):
     x = torch.ones(1, 4, dtype=torch.int64)
     want = aotair.load(aotair.build(RECIPES["encoder"], tmp_path / "cpu.aotair"))(x, x)
     torch.testing.assert_close(aotair.load(path, device="cpu")(x, x), want)
-
-
-def test_calls_are_cut_into_slices_only_where_that_helps(tmp_path):
-    wide = for_device("encoder", "npu") | {"buckets": {"batch": [64], "seq": [16]}}
-    wide["model"] = wide["model"] | {"kwargs": {"width": 512, "heads": 2}}
-    program = read_program(aotair.build(wide, tmp_path / "npu.aotair"))
-    copied = [i for i in program.instructions if i.form == Form.COPY]
-    assert len({i.node for i in copied}) == len(copied)
 
 
 class _FakeDevice:

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import sympy
 import torch
 from click.testing import CliRunner
 
@@ -12,8 +11,6 @@ import aotair
 from aotair.builder import build_with_summary, plan
 from aotair.cli import main
 from aotair.errors import ProofError, UnsupportedError
-from aotair.export.export import export_at
-from aotair.export.guards import Assumptions, Size, guard_lines, solved
 from aotair.export.variants import export_buckets
 from aotair.model.load import load_model
 from aotair.recipe.job import job_of
@@ -150,62 +147,3 @@ def test_the_command_says_why(tmp_path):
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe("Split", *ROWS)))
     done = CliRunner().invoke(main, ["build", str(tmp_path / "r.yaml"), "-o", str(tmp_path / "a.aotair")])
     assert done.exit_code == 0 and "assumes n = 8 (at test_variants.py:" in done.output
-
-
-# ---- what a graph assumes -------------------------------------------------------------------------------------------
-
-N, M = sympy.Symbol("s0", integer=True), sympy.Symbol("s1", integer=True)
-
-
-def test_sizes_are_solved_for_their_symbol():
-    assert solved(N, 7) == (N, 7) and solved(2 * N + 1, 7) == (N, 3)
-    assert solved(2 * N, 7) is None and solved(N * M, 6) is None and solved(N * N, 9) is None
-
-
-def test_each_kind_of_assumption_is_asked():
-    lines = {str(sympy.Ne(N, 3)): " (at here)"}
-    found = Assumptions(("n", "m"), (Size(0, N), Size(1, 2 * M)), {}, {N: (2, 9)}, (sympy.Ne(N, 3),), lines)
-    assert found.why_not((4, 6)) is None
-    assert str(found.why_not((3, 6))) == "the graph of other sizes assumes Ne(n, 3) (at here)"
-    assert "2 <= n <= 9" in str(found.why_not((1, 6))) and "m = 2*s1" in str(found.why_not((4, 5)))
-    pinned = Assumptions(
-        ("n",), (Size(0, 8),), {N: sympy.Integer(8)}, {}, (sympy.Eq(N, 8),), {"Eq(s0, 8)": " (at there)"}
-    )
-    assert pinned.why_not((8,)) is None
-    assert str(pinned.why_not((4,))) == "the graph of other sizes assumes n = 8 (at there)"
-    equal = Assumptions(("n", "m"), (Size(0, N), Size(1, N)))
-    assert equal.why_not((3, 3)) is None and "m = n" in str(equal.why_not((3, 4)))
-
-
-def test_what_cannot_be_decided_does_not_hold():
-    assert Assumptions(("n",), (Size(0, N),), {}, {}, (sympy.Gt(M, 1),)).why_not((3,)) is not None
-
-
-def test_torch_is_left_as_it_was():
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    before = ShapeEnv._log_guard
-    parsed = job_of(parse_recipe(recipe("Split", *ROWS)))
-    export_at(load_model(parsed), parsed.entries[0], (8,))
-    with pytest.raises(RuntimeError, match="within"), guard_lines():
-        raise RuntimeError("within")
-    assert ShapeEnv._log_guard is before
-
-
-class Resize(torch.nn.Module):
-    def __init__(self, factor: float):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return torch.nn.functional.interpolate(x, scale_factor=self.factor, mode="bilinear")
-
-
-@pytest.mark.parametrize("factor", [2, 0.5, 1.5, 0.75])
-def test_sizes_that_are_scaled_and_rounded(factor, tmp_path):
-    given = recipe("Resize", ["b", 3, "h", "w"], {"b": [1, 2], "h": [7, 9], "w": [8, 10]})
-    given["model"]["kwargs"] = {"factor": factor}
-    model = aotair.load(aotair.build(given, tmp_path / "a.aotair"))
-    for shape in ((1, 3, 7, 10), (2, 3, 9, 8)):
-        x = torch.randn(shape)
-        torch.testing.assert_close(model(x), Resize(factor)(x))

@@ -11,11 +11,13 @@ from cases import recipe
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import aotair
 from aotair.cli import main
 from aotair.errors import UnsupportedError
-from aotair.lower.bodies import _grouped
+from aotair.lower.bodies import NoBody, _grouped, body, defining_packages
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.weights.golden import replay_golden
 
@@ -147,10 +149,18 @@ def test_an_allowed_namespace_stays_whole_and_the_build_says_what_nodes_import(t
 # ---- grouped products of transformers --------------------------------------------------------------------------------
 
 SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64, "eos_token_id": None,
-    "pad_token_id": None, "bos_token_id": None,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "bos_token_id": None,
+}
 
 
 class Logits(torch.nn.Module):
@@ -189,9 +199,12 @@ def test_mixtures_of_experts_build_and_load(name, device, dtype, tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5), beyond=st.integers(0, 2), k=st.sampled_from([3, 8]),
-    device=st.sampled_from(["cpu", "cuda", "npu"]), half=st.booleans(),
-)  # fmt: skip
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    beyond=st.integers(0, 2),
+    k=st.sampled_from([3, 8]),
+    device=st.sampled_from(["cpu", "cuda", "npu"]),
+    half=st.booleans(),
+)
 def test_grouped_products_are_those_of_transformers(sizes, beyond, k, device, half):
     import transformers.integrations.moe  # noqa: F401 (defines the op)
 
@@ -201,3 +214,154 @@ def test_grouped_products_are_those_of_transformers(sizes, beyond, k, device, ha
     want = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
     got = _grouped(device, x, weight, ends)
     torch.testing.assert_close(got[: sum(sizes)], want[: sum(sizes)])
+
+
+# ---- a body alone ----------------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+def body_of(op, *args, device: str = "cpu", pure: bool = True, **kwargs):
+    """The calls of an op on fake tensors like the given ones, after checking that they compute the same."""
+    mode = FakeTensorMode()
+    fake = pytree.tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+    made = body(mode, op, *fake, device, pure)
+    if pure:
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        torch.testing.assert_close(made(*[t.clone() for t in tensors]), op(*args, **kwargs))
+    return made
+
+
+def called(module) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+define("nothing(Tensor x) -> Tensor", lambda x: x.new_empty(0), "Meta")
+define("itself(Tensor x) -> Tensor", lambda x: torch.ops.aotairbody.itself(x), "CPU", torch.empty_like)
+define("held(Tensor x) -> Tensor", lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "CPU", torch.empty_like)
+define(
+    "lists(Tensor[] xs, *, Tensor? y=None) -> Tensor",
+    lambda xs, y=None: xs[0] + xs[1] * (1 if y is None else y),
+    "CompositeExplicitAutograd",
+)
+body_ops = torch.ops.aotairbody
+SAMPLE = torch.randn(3, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 4), (0, 4)])
+def test_a_body_is_the_calls_of_the_kernel_for_these_sizes(shape, dtype):
+    made = body_of(body_ops.window.default, torch.randn(shape).to(dtype), 5)
+    assert not any("aotairbody" in name or name.endswith("_.default") for name in called(made)), "and writes nothing"
+
+
+def test_the_size_decides_which_calls_they_are():
+    assert called(body_of(body_ops.by_size.default, torch.randn(3))) == ["aten.mul.Tensor"]
+    assert called(body_of(body_ops.by_size.default, torch.randn(2))) == ["aten.sub.Tensor"]
+
+
+def test_tensors_in_lists_and_by_name_are_placeholders_in_order():
+    made = body_of(body_ops.lists.default, [SAMPLE, SAMPLE + 1])
+    assert len(made.graph.find_nodes(op="placeholder")) == 2
+    made = body_of(body_ops.lists.default, [SAMPLE, SAMPLE + 1], y=SAMPLE + 2)
+    assert len(made.graph.find_nodes(op="placeholder")) == 3
+
+
+def test_of_torchs_own_the_decomposition_serves_where_no_kernel_does():
+    made = body_of(aten._log_softmax.default, SAMPLE, 1, False, device="npu")
+    assert "aten._log_softmax.default" not in called(made) and "aten.exp.default" in called(made)
+
+
+def test_without_purity_the_calls_are_the_kernels_own():
+    calls = called(body_of(body_ops.window.default, SAMPLE, 5, pure=False))
+    assert any(name.endswith("copy_.default") for name in calls)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "says"),
+    [
+        (body_ops.data.default, (SAMPLE,), ""),
+        (body_ops.itself.default, (SAMPLE,), ""),
+        (body_ops.held.default, (torch.ones(3),), "it holds a tensor of its own"),
+        (body_ops.nothing.default, (SAMPLE,), "it has none"),
+        (aten.mm.default, (SAMPLE, SAMPLE.t()), "it is no other ops"),
+    ],
+)
+def test_what_has_no_body_says_why(op, args, says):
+    with pytest.raises(NoBody) as caught:
+        body_of(op, *args)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_reason_is_the_first_line_of_what_was_raised():
+    def fails(x):
+        raise ValueError("\n  one\ntwo")
+
+    define("fails(Tensor x) -> Tensor", fails, "CPU", torch.empty_like)
+    define("fails_silently(Tensor x) -> Tensor", lambda x: (_ for _ in ()).throw(KeyError), "CPU", torch.empty_like)
+    with pytest.raises(NoBody, match=r"^ValueError: one$"):
+        body_of(body_ops.fails.default, SAMPLE)
+    with pytest.raises(NoBody, match=r"^KeyError: $"):
+        body_of(body_ops.fails_silently.default, SAMPLE)
+
+
+def test_writes_into_arguments_are_copied_there_at_the_end():
+    def twice_into(x):
+        x.mul_(2)
+
+    define("twice_into(Tensor(a!) x) -> ()", twice_into, "CPU", lambda x: None)
+    mode = FakeTensorMode()
+    made = body(mode, body_ops.twice_into.default, (mode.from_tensor(SAMPLE),), {}, "cpu")
+    assert called(made) == ["aten.mul.Tensor", "aten.copy_.default"]
+    x = SAMPLE.clone()
+    made(x)
+    assert torch.equal(x, SAMPLE * 2)
+
+
+# ---- grouped products alone ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [((4, 3), (3, 2)), ((2, 4, 3), (2, 3, 2)), ((4,), (1, 4, 2))])
+def test_grouped_products_of_other_ranks_are_not_served(shapes):
+    with pytest.raises(NoBody, match="an input of two dimensions and a weight of three"):
+        _grouped("cpu", torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "own"),
+    [
+        (torch.randn(4, 8).bfloat16(), torch.randn(2, 8, 8).bfloat16(), True),
+        (torch.randn(4, 3).bfloat16(), torch.randn(2, 3, 8).bfloat16(), False),  # strides that 16 bytes do not divide
+        (torch.randn(4, 8), torch.randn(2, 8, 8), False),  # another dtype
+    ],
+)
+def test_the_kernel_is_called_where_it_takes_the_factors(x, weight, own, monkeypatch):
+    calls = []
+    kernel = aten._grouped_mm.default
+    monkeypatch.setattr(
+        "aotair.lower.bodies._aten",
+        type("Ops", (), {"_grouped_mm": type("Op", (), {"default": lambda *args: calls.append(1) or kernel(*args)})}),
+    )
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    got = _grouped("cpu", x, weight, ends)
+    want = torch.cat([x[:1] @ weight[0], x[1:] @ weight[1]])
+    torch.testing.assert_close(got, want)
+    assert bool(calls) == own
+
+
+# ---- who defines an op -----------------------------------------------------------------------------------------------
+
+
+def test_the_formats_own_namespaces_need_no_package():
+    assert defining_packages(["aten::add.Tensor", "npu::npu_rms_norm", "air::scope_enter"]) == {}
+    assert defining_packages([]) == {}
+
+
+def test_a_package_is_known_by_the_module_that_registered_the_op():
+    @torch.library.custom_op("aotairowned::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    found = defining_packages(["zzz::op", "aotairowned::double", "aotairowned::double.default", "aten::exp"])
+    package = double._init_fn.__module__.partition(".")[0]
+    assert found == {"aotairowned": package, "zzz": "what defines zzz::"} and list(found) == ["aotairowned", "zzz"]

@@ -7,11 +7,8 @@ import torch
 from torch import nn
 
 import aotair
-from aotair import pack
-from aotair.errors import InternalError, ProofError, UnsupportedError
+from aotair.errors import UnsupportedError
 from aotair_runtime.artifact.open import read_program
-from aotair_runtime.call.entry import Entry
-from aotair_runtime.errors import CaptureError
 
 X = {"x": {"shape": [3, 3], "dtype": "float32"}}
 
@@ -170,54 +167,6 @@ def test_memory_that_is_written_and_shared_is_refused(kind, methods, tmp_path):
     given["model"]["kwargs"] = {"kind": kind}
     with pytest.raises(UnsupportedError, match=r"writes into (pages|page), whose memory (pages|page) shares"):
         aotair.build(given, tmp_path / "a.aotair")
-
-
-def test_what_is_proved_is_what_was_written(tmp_path, monkeypatch):
-    """A fault that only the file has."""
-    save = pack.safetensors.torch.save_file
-    monkeypatch.setattr(
-        pack.safetensors.torch, "save_file", lambda tensors, file: save({n: t * 2 for n, t in tensors.items()}, file)
-    )
-    with pytest.raises(ProofError, match="is not the original model's"):
-        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
-    assert not list(tmp_path.iterdir())
-
-
-def _planted(error: Exception):
-    """A call that fails where inputs are used in place."""
-    replay = Entry._replay
-
-    def planted(self, *args):
-        if not self._settings.clone_input:
-            raise error
-        return replay(self, *args)
-
-    return planted
-
-
-@pytest.mark.parametrize(
-    "error, found, words",
-    [
-        (CaptureError("planted"), ProofError, r"cannot be used with clone_input=False.*: planted"),
-        (RuntimeError("planted"), InternalError, r"fails with clone_input=False.*: planted"),
-    ],
-)
-def test_a_way_of_loading_that_fails_fails_the_build(error, found, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(Entry, "_replay", _planted(error))
-    with pytest.raises(found, match=words):
-        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
-
-
-def test_a_way_of_loading_that_answers_otherwise_fails_the_build(tmp_path, monkeypatch):
-    replay = Entry._replay
-
-    def otherwise(self, *args):
-        outputs = replay(self, *args)
-        return outputs if self._settings.clone_input else [output + 1 for output in outputs]
-
-    monkeypatch.setattr(Entry, "_replay", otherwise)
-    with pytest.raises(ProofError, match="answers differently with clone_input=False"):
-        aotair.build(entries("Literals", "a", "b"), tmp_path / "a.aotair")
 
 
 class Mixed(nn.Module):
