@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import RECIPES, recipe
-from graphs import trace
+from graphs import answers, trace
 from torch._inductor.pattern_matcher import fwd_only
 from torch.nn import functional as F
 
 import aotair
+from aotair import fusion
 from aotair.builder import build_with_summary, explain
 from aotair.errors import GraphError
 from aotair.export.export import export
@@ -195,3 +196,87 @@ def test_an_option_switches_a_pass_off():
         assert "remove_noop_ops" not in [record.name for record in observer.records]
     finally:
         recipe.config.experimental_config.remove_noop_ops = True
+
+
+# ---- which passes there are, and in which order ----------------------------------------------------------------------
+
+
+def config(**options) -> CompilerConfig:
+    made = CompilerConfig()
+    for name, value in options.items():
+        setattr(made.experimental_config, name, value)
+    return made
+
+
+def names(made: CompilerConfig, target: str = "cpu") -> list[str]:
+    return [step.name for step in pipeline(made, Target(target)) if step.enabled(made)]
+
+
+def test_rules_are_for_their_devices_and_stand_between_what_prepares_and_what_finishes():
+    ours = {kind: [n for n in names(CompilerConfig(), kind) if n in RULES] for kind in ("cpu", "cuda", "npu")}
+    assert ours["cpu"] == ["group_attention"] and ours["cuda"] == []
+    assert ours["npu"] == [name for name in RULES if name != "group_attention"]
+    found = names(CompilerConfig(), "npu")
+    assert found.index("canonicalise") < found.index(RULES[0]) < found.index("streams")
+
+
+RULES = [rule.name for rule in fusion.RULES]
+
+
+@pytest.mark.parametrize(
+    ("option", "gone"),
+    [
+        ({"remove_noop_ops": False}, {"remove_noop_ops"}),
+        ({"merge_duplicates": False}, {"merge_duplicates"}),
+        ({"pattern_fusion_pass": False}, set(RULES) - {"group_attention"}),
+        ({"disabled_fusion_rules": ["lift_swiglu", "lift_rotary"]}, {"lift_swiglu", "lift_rotary"}),
+    ],
+)
+def test_an_option_takes_away_its_passes_and_no_others(option, gone):
+    assert set(names(CompilerConfig(), "npu")) - set(names(config(**option), "npu")) == gone
+
+
+@pytest.mark.parametrize(
+    ("option", "gone"),
+    [
+        ("disable_reinplace_inplaceable_ops_pass", {"reinplace_inplaceable_ops"}),
+        ("disable_reinplace_input_mutated_ops_pass", {"reinplace_input_mutated_ops", "merge_copies"}),
+    ],
+)
+def test_reinplacing_is_switched_off_by_torchairs_names(option, gone):
+    made = CompilerConfig()
+    setattr(made.debug.aclgraph, option, True)
+    assert set(names(CompilerConfig())) - set(names(made)) == gone
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_rule_that_there_is_not_cannot_be_disabled(fused):
+    made = config(disabled_fusion_rules=["lift_nothing"], pattern_fusion_pass=fused)
+    with pytest.raises(GraphError, match="there is no fusion rule 'lift_nothing' to disable") as caught:
+        pipeline(made, Target("cpu"))
+    assert caught.value.expected == ", ".join(sorted(RULES))
+
+
+def test_a_users_rule_can_be_disabled_by_its_name():
+    aotair.register_replacement(_layer, _layer_by_parts, [r(2, 4), r(3, 4), r(3)])
+    (own,) = register.registered()
+    assert names(CompilerConfig()).count(own.name) == 2
+    assert "take_composites_apart" in names(CompilerConfig())
+    made = config(disabled_fusion_rules=[own.name])
+    assert own.name not in names(made) and "take_composites_apart" not in names(made)
+    assert names(config(composites="whole")).count(own.name) == 1
+
+
+def test_passes_run_again_until_none_of_them_finds_anything():
+    def function(x, row):
+        torch.ops.aten.copy_.default(x, x.add(1).mul(2))
+        return (row + 1,)
+
+    module, seen = trace(function, torch.ones(2, 3), torch.ones(3)), Observer(Target("cpu"))
+    want = answers(module, (torch.ones(2, 3), torch.ones(3)))
+    apply(module, CompilerConfig(), seen)
+    ran = [record.name for record in seen.records]
+    assert ran.count("reinplace_input_mutated_ops") >= 2 and ran.count("streams") == 1
+    last = seen.records[-len(REINPLACE) :]
+    assert [(record.name, record.rewrites) for record in last] == [(step.name, 0) for step in REINPLACE]
+    assert all(map(torch.equal, answers(module, (torch.ones(2, 3), torch.ones(3))), want))

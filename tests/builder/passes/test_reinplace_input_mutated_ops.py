@@ -1,10 +1,11 @@
 """`reinplace_input_mutated_ops`: inputs are written in place, or left to the copy for a reason; no number changes."""
 
+import aotairtest
 import pytest
 import torch
 from graphs import assert_same_numbers, reasons, run_pass, targets, trace
 
-from aotair.passes import reinplace_inplaceable_ops, reinplace_input_mutated_ops, remove_self_copies
+from aotair.passes import reinplace_inplaceable_ops, reinplace_input_mutated_ops, remove_self_copies, streams
 
 CACHE = torch.zeros(4, 6)
 ROW = torch.ones(1, 6)
@@ -165,3 +166,155 @@ def test_both_passes_after_one_another():
     cache = CACHE.clone()
     assert torch.equal(module(cache, ROW, INDEX)[0], want)
     assert torch.equal(cache * 2, want)
+
+
+# ---- ops with several results, and what is said ----------------------------------------------------------------------
+
+several = aotairtest.ops
+forms = aotairtest.forms
+forms = aotairtest.forms
+K, V = torch.ones(4, 6), torch.full((4, 6), 2.0)
+X = torch.arange(24.0).view(4, 6)
+
+
+def _given_back(x, k, v):
+    first, second, keys, values = several.rope_functional(x, k, v)
+    seen = keys.sum() + values.sum()
+    copy_back(k, keys)
+    copy_back(v, values)
+    return first, second, seen
+
+
+@pytest.mark.parametrize("size", [(4, 6), (1, 1), (0, 6)])
+def test_each_new_value_goes_to_the_input_of_its_old_one(size):
+    module = assert_same_numbers(reinplace_input_mutated_ops, _given_back, *(torch.ones(size) * n for n in (1, 2, 3)))
+    assert "aotairtest.rope.default" in targets(module) and "aten.copy_.default" not in targets(module)
+
+
+def _crossed(x, k, v):
+    _, _, keys, values = several.rope_functional(x, k, v)
+    copy_back(k, values)
+    copy_back(v, keys)
+    return (x + 1,)
+
+
+def _of_an_intermediate(x, k, v):
+    _, _, keys, values = several.rope_functional(x, k * 2, v)
+    copy_back(k, keys)
+    copy_back(v, values)
+    return (x + 1,)
+
+
+def _given_as_another_argument(x, k, v):
+    _, _, keys, values = several.rope_functional(k, k, v)
+    copy_back(k, keys)
+    copy_back(v, values)
+    return (x + 1,)
+
+
+def _through_a_view(x, k, v):
+    _, _, keys, values = several.rope_functional(k.view(4, 6), k, v)
+    copy_back(k, keys)
+    copy_back(v, values)
+    return (x + 1,)
+
+
+def _read_later(x, k, v):
+    _, _, keys, values = several.rope_functional(x, k, v)
+    old = v.sum(0)
+    copy_back(k, keys)
+    copy_back(v, values)
+    return (old,)
+
+
+def _returned_as_well(x, k, v):
+    _, _, keys, values = several.rope_functional(x, k, v)
+    copy_back(k, keys)
+    copy_back(v, values)
+    return (values,)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (_crossed, "its new value of k_1 is not copied back into an input"),
+        (_of_an_intermediate, "its new value of mul is not copied back into an input"),
+        (_through_a_view, "another argument shares the memory of k_1"),
+        (_read_later, "sum_1 uses the old value of v_1 later"),
+        (_returned_as_well, "its new value of v_1 is returned too"),
+    ],
+)
+def test_an_op_of_several_results_stays_whole_or_not_at_all(function, why):
+    module = assert_same_numbers(reinplace_input_mutated_ops, function, X, K, V)
+    assert "aotairtest.rope_functional.default" in targets(module)
+    texts = [one.text for one in run_pass(reinplace_input_mutated_ops, trace(function, X, K, V)).accounts]
+    assert f"reinplace failed: {why}" in texts
+
+
+def test_an_op_of_several_results_that_may_not_be_rewritten_stays():
+    module = trace(_given_back, X, K, V)
+    assert run_pass(reinplace_input_mutated_ops, module, limit=0).count == 0
+    assert "aotairtest.rope_functional.default" in targets(module)
+
+
+def _twice_given(cache, row, index):
+    copy_back(cache, cache.add(cache))
+    return (row + 1,)
+
+
+def _broadcast(cache, row, index):
+    copy_back(cache, cache.unsqueeze(0).add(row.expand(4, 6)).squeeze(0).clone())
+    return (row + 1,)
+
+
+def _a_scatter_of_a_number(cache, row, index):
+    copy_back(cache, cache.double().float() * 1)
+    return (row + 1,)
+
+
+def test_what_is_given_its_first_argument_twice_stays():
+    module = assert_same_numbers(reinplace_input_mutated_ops, _twice_given, CACHE + 1, ROW, INDEX)
+    accounts = run_pass(reinplace_input_mutated_ops, trace(_twice_given, CACHE, ROW, INDEX)).accounts
+    assert "aten.add.Tensor" in targets(module)
+    assert [account.text for account in accounts] == ["add is given cache_1 twice"]
+
+
+def test_clones_on_the_way_are_left_out():
+    module = assert_same_numbers(reinplace_input_mutated_ops, _broadcast, CACHE + 1, ROW, INDEX)
+    assert "aten.clone.default" not in targets(module) and "aten.copy_.default" not in targets(module)
+
+
+def test_what_was_made_of_another_dtype_is_not_made_of_it():
+    function = _a_scatter_of_a_number
+    module = assert_same_numbers(reinplace_input_mutated_ops, function, CACHE, ROW, INDEX)
+    assert "aten.copy_.default" in targets(module)
+
+
+def test_an_inplace_form_that_the_device_lacks_is_not_taken():
+    def function(x, row):
+        copy_back(x, torch.nn.functional.gelu(x))
+        return (row + 1,)
+
+    texts = {}
+    for target in ("cpu", "npu"):
+        edits = run_pass(reinplace_input_mutated_ops, trace(function, X, ROW), target=target)
+        texts[target] = [(account.rewritten, account.text) for account in edits.accounts]
+    assert texts == {
+        "cpu": [(True, "writes into x_1")],
+        "npu": [(False, "npu has no kernel for aten.gelu_.default")],
+    }
+
+
+def test_a_graph_of_several_streams_is_left_alone(caplog):
+    def function(x, row):
+        torch.ops.air.scope_enter(["_user_stream_label"], ["side"])
+        other = row * 2
+        torch.ops.air.scope_exit()
+        copy_back(x, x.add(1))
+        return (other,)
+
+    module = trace(function, X, ROW)
+    run_pass(streams, module)
+    with caplog.at_level("INFO", logger="aotair"):
+        assert run_pass(reinplace_input_mutated_ops, module).count == 0
+    assert "reinplace_input_mutated_ops: skipped, because the graph has several streams" in caplog.text

@@ -99,6 +99,9 @@ def test_a_swap_of_two_dimensions_goes_only_where_it_moves_nothing():
     spread = lambda x: ((x[:, :1].expand(3, 3)).transpose(0, 1) + 1,)  # noqa: E731
     module = assert_same_numbers(remove_noop_ops, spread, torch.arange(9.0).view(3, 3))
     assert "aten.transpose.int" in targets(module)
+    one = lambda x: (x.sum().expand(3, 3).transpose(0, 1) + 1,)  # noqa: E731
+    module = assert_same_numbers(remove_noop_ops, one, torch.ones(2))
+    assert "aten.transpose.int" in targets(module), "two dimensions that overlap are left alone"
 
 
 def _swapped(x):
