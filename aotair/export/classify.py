@@ -1,7 +1,7 @@
 """What did torch.export give back? Each placeholder and output by its purpose, and mutations as copies at the end."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import sympy
@@ -24,7 +24,7 @@ from ..model.aliases import refuse_layouts
 from ..ops import air
 from ..recipe.entry import EntryJob
 from .auto_functionalized import decompose
-from .dims import to_expr, to_tree
+from .dims import Symbols, to_expr, to_tree
 from .exported import Exported, NamedTensor
 from .guards import solved
 from .keywords import keywords
@@ -178,16 +178,24 @@ def _output_shapes(
 ) -> tuple[tuple[Expr, ...], ...]:
     dims = job.dims()
     symbols: dict[sympy.Symbol, Expr] = {}
+    values: dict[sympy.Symbol, Collection[int]] = {}
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for name, item in job.inputs.items():
         for axis, dim in enumerate(item.shape):
             size = placeholders[inputs[name]].meta["val"].shape[axis]
             if isinstance(dim, str) and isinstance(size, torch.SymInt):
                 symbols |= _in_terms_of(size.node.expr, ("dim", dims.index(dim)))
+                values |= {size.node.expr: _sizes_of_calls(job, dim)} if size.node.expr.is_Symbol else {}
     shapes = []
     for node in operands(module.graph.output_node()):
-        shapes.append(tuple(to_expr(size, symbols) for size in node.meta["val"].shape))
+        shapes.append(tuple(to_expr(size, Symbols(symbols, values)) for size in node.meta["val"].shape))
     return tuple(shapes)
+
+
+def _sizes_of_calls(job: EntryJob, dim: str) -> Collection[int]:
+    """The sizes along a dimension of the calls that a bucket serves."""
+    sizes = {bucket[job.dims().index(dim)] for bucket in job.bucket_sizes()}
+    return range(job.least(dim), max(sizes) + 1) if job.paddable(dim) else sizes
 
 
 def _in_terms_of(size: sympy.Expr, dim: Expr) -> dict[sympy.Symbol, Expr]:

@@ -1,7 +1,7 @@
 """Sympy sizes and pytree structures, as the plain data of the format."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
@@ -14,22 +14,38 @@ from aotair_runtime.format.schema import Expr, Operator, Tree
 
 from ..errors import UnsupportedError
 
+_SIZES = 1 << 16  # as many are tried where a size is rounded and may have any value
 # Of what Expr and Tree may be, the kinds that are made of several of their own.
 _Call: TypeAlias = "tuple[Operator, Expr, *tuple[Expr, ...]]"
 _Items: TypeAlias = "tuple[Literal['tuple', 'list'], *tuple[Tree, ...]]"
 _Members: TypeAlias = "tuple[Literal['dict'], tuple[str | int, ...], *tuple[Tree, ...]]"
 
 
-def to_expr(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, Expr]) -> Expr:
-    """A size as a schema.Expr, where `symbols` gives that of each symbol. Raises UnsupportedError."""
+@dataclasses.dataclass(frozen=True)
+class Symbols:
+    """What is known of symbols: the schema.Expr of each, and, as far as that is known, the values that it may have."""
+
+    exprs: Mapping[sympy.Symbol, Expr] = dataclasses.field(default_factory=dict)
+    values: Mapping[sympy.Symbol, Collection[int]] = dataclasses.field(default_factory=dict)
+
+    def values_of(self, size: sympy.Expr) -> Collection[int]:
+        """Those that a size may have."""
+        (symbol, *others) = size.free_symbols or (None,)
+        if others or symbol not in self.values:
+            return range(_SIZES)
+        return {int(size.xreplace({symbol: sympy.Integer(value)})) for value in self.values[symbol]}
+
+
+def to_expr(size: int | torch.SymInt, symbols: Symbols) -> Expr:
+    """A size as a schema.Expr. Raises UnsupportedError."""
     return int(size) if not isinstance(size, torch.SymInt) else _expr(size.node.expr, symbols)
 
 
-def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, Expr]) -> Expr:
+def _expr(expr: sympy.Expr, symbols: Symbols) -> Expr:
     if expr.is_Integer:
         return int(expr)
-    if expr.is_Symbol and expr in symbols:
-        return symbols[expr]
+    if expr.is_Symbol and expr in symbols.exprs:
+        return symbols.exprs[expr]
     if isinstance(expr, sympy.Mul):
         numerator, denominator = expr.as_numer_denom()
         if denominator != 1:
@@ -46,7 +62,9 @@ def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, Expr]) -> Expr:
     if isinstance(expr, (functions.Min, sympy.Min)):
         return _call("min", _sorted(expr), symbols)
     if isinstance(expr, (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)):
-        product, divisor = _ratio(expr.args[0], symbols)
+        size, ratio = _ratio(expr.args[0], symbols)
+        found, divisor = _expr(size, symbols), ratio.denominator
+        product: Expr = found if ratio.numerator == 1 else ("*", ratio.numerator, found)
         up = divisor - 1 if isinstance(expr, functions.CeilToInt) else 0
         return ("//", ("+", product, up) if up else product, divisor) if divisor > 1 else product
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
@@ -56,25 +74,45 @@ def _expr(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, Expr]) -> Expr:
     )
 
 
-def _ratio(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, Expr]) -> tuple[Expr, int]:
-    """A product of a size and a number that is not whole, as a size and a divisor."""
-    if isinstance(expr, functions.ToFloat):
-        return _expr(expr.args[0], symbols), 1
-    if isinstance(expr, functions.IntTrueDiv) and expr.args[1].is_Integer and expr.args[1] > 0:
-        return _expr(expr.args[0], symbols), int(expr.args[1])
-    if isinstance(expr, sympy.Mul) and len(expr.args) == 2 and expr.args[0].is_Float and expr.args[0] > 0:
-        factor = Fraction(float(expr.args[0])).limit_denominator(1 << 16)
-        if float(factor) == float(expr.args[0]):
-            size, divisor = _ratio(expr.args[1], symbols)
-            return (size if factor.numerator == 1 else ("*", factor.numerator, size)), divisor * factor.denominator
+def _ratio(expr: sympy.Expr, symbols: Symbols) -> tuple[sympy.Expr, Fraction]:
+    """A product of a size and of numbers that are not whole, as the size and a fraction. Raises UnsupportedError where
+    a model that computes it in floating point gets another size for some."""
+    factors, inner = [], expr
+    while isinstance(inner, sympy.Mul) and len(inner.args) == 2 and inner.args[0].is_Float and inner.args[0] > 0:
+        factors.append(float(inner.args[0]))
+        inner = inner.args[1]
+    got = ""
+    if isinstance(inner, functions.ToFloat) or _is_divided(inner):
+        by = 1 if isinstance(inner, functions.ToFloat) else int(inner.args[1])
+        ratio = Fraction(1, by)
+        for factor in factors:
+            ratio *= Fraction(factor).limit_denominator(1 << 16)
+        # Only where the product is whole can an error of rounding reach the next size.
+        whole = (size for size in symbols.values_of(inner.args[0]) if size % ratio.denominator == 0)
+        wrong = next((size for size in whole if _floating(size / by, factors) != ratio * size), None)
+        if wrong is None:
+            return inner.args[0], ratio
+        got = f"{_floating(wrong / by, factors)} for a size of {wrong}, where {ratio * wrong} is meant"
     raise UnsupportedError(
         f"an output's size is made of {expr}",
         expected="a size times a number, rounded",
+        got=got,
         fix="give the size, and not a scale factor, where the model resizes",
     )
 
 
-def _call(operator: Operator, args: Sequence[sympy.Expr], symbols: Mapping[sympy.Symbol, Expr]) -> Expr:
+def _is_divided(expr: sympy.Expr) -> bool:
+    return isinstance(expr, functions.IntTrueDiv) and bool(expr.args[1].is_Integer) and bool(expr.args[1] > 0)
+
+
+def _floating(size: float, factors: Sequence[float]) -> float:
+    """The product as the model computes it, the innermost factor first."""
+    for factor in reversed(factors):
+        size = factor * size
+    return size
+
+
+def _call(operator: Operator, args: Sequence[sympy.Expr], symbols: Symbols) -> Expr:
     found = tuple(_expr(arg, symbols) for arg in args)
     call: _Call = (operator, found[0], *found[1:])
     return call

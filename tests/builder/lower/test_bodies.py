@@ -272,6 +272,11 @@ def test_of_torchs_own_the_decomposition_serves_where_no_kernel_does():
     assert "aten._log_softmax.default" not in called(made) and "aten.exp.default" in called(made)
 
 
+def test_views_stay_views():
+    define("part(Tensor x) -> Tensor", lambda x: x[:, :2].t() + 1, "CompositeExplicitAutograd")
+    assert called(body_of(body_ops.part.default, SAMPLE)) == ["aten.slice.Tensor", "aten.t.default", "aten.add.Tensor"]
+
+
 def test_without_purity_the_calls_are_the_kernels_own():
     calls = called(body_of(body_ops.window.default, SAMPLE, 5, pure=False))
     assert any(name.endswith("copy_.default") for name in calls)

@@ -136,6 +136,9 @@ def test_where_outputs_cost_bytes_the_inputs_alone_are_shared():
     first, second = shared_places([small, large], 16, 0.1)
     assert second.offsets == (0, 16) and second.height == 32
     assert first.offsets == (0, 0) and first.height == 16
+    swapped = interface([Interval(16, 0, 1), Interval(16, 0, 3), Interval(16, 2, 3)], (0, 1), (2,))
+    assert swapped.plan.offsets == (0, 16, 0)
+    assert [found.offsets for found in shared_places([swapped], 16, 0.1)] == [(16, 0, 16)], "the inputs' places"
 
 
 def test_the_bound_is_that_of_the_bucket_and_not_of_what_is_fixed():
