@@ -75,7 +75,7 @@ def _endings():
                     yield pytest.param(mask, scale, shared, turned, id=f"{mask} {scale} {shared} {turned}")
 
 
-@pytest.mark.parametrize(("mask", "scale", "shared", "turned"), _endings())
+@pytest.mark.parametrize(("mask", "scale", "shared", "turned"), [*_endings()])
 def test_every_ending_of_the_call_with_heads_shared_and_results_turned(mask, scale, shared, turned):
     def function(query, key, seen):
         options = dict(scale)
