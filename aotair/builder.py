@@ -158,7 +158,7 @@ def _asked(recipe: object, model: torch.nn.Module | None = None, parts: dict[str
 
 def _as_recipe(recipe: object) -> Recipe:
     if isinstance(recipe, Recipe):
-        check_recipe(recipe, recipe.where)
+        check_recipe(recipe)
         return recipe
     if not isinstance(recipe, (str, Path, dict)):
         raise RecipeError(

@@ -28,7 +28,7 @@ from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
 from .export.exported import Exported
 from .graph.operand import results_of
-from .graph.verify import verify
+from .graph.verify import check_graph
 from .lower.select import Kernel, select
 from .lower.specialise import Nodes, specialise
 from .passes import pipeline
@@ -167,7 +167,7 @@ def _planned(
     bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
     where = f"{one.where}: bucket {bucket}"
     module = specialise(exported.module, shapes, where, Nodes(job.target.kind, tuple(job.needs.allow_namespaces)))
-    verify(module, "specialise")
+    check_graph(module, "specialise")
     with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
         pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)
     kernels = select(module.graph, job.target)

@@ -21,7 +21,7 @@ ORDER = {
     BUILDER: [
         "errors", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes", "lower",
         "plan", "emit", "promise", "program", "prove", "pack", "fingerprint", "reuse", "tools", "buckets", "report",
-        "builder", "cli", "__main__", "__init__",
+        "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",
@@ -178,3 +178,18 @@ def test_functions_stay_under_40_lines(package: Path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := lines_of(node)) >= 40
     }
     assert not long
+
+
+# Where the tests of a folder's modules lie, and the modules that have none of their own.
+TESTED = {"passes": ("passes", set()), "fusion/rules": ("rules", {"__init__", "npu"})}
+NAMED = [
+    (module, ROOT / "tests" / "builder" / tests / f"test_{module.stem}.py")
+    for folder, (tests, without) in TESTED.items()
+    for module in files(BUILDER / folder)
+    if module.stem not in without
+]
+
+
+@pytest.mark.parametrize(("module", "tests"), NAMED, ids=lambda f: f.stem)
+def test_each_pass_and_each_rule_has_a_test_file_of_its_name(module: Path, tests: Path):
+    assert tests.is_file(), f"{module.relative_to(ROOT)} has no {tests.relative_to(ROOT)}"

@@ -45,9 +45,9 @@ __all__ = [
     "KeywordArg",
     "Match",
     "MultiOutputPattern",
-    "Options",
     "PatternExpr",
     "ReplacementPatternEntry",
+    "RuleOptions",
     "Trace",
     "arguments",
     "call",
@@ -136,7 +136,7 @@ _COMPOSITE = "CompositeImplicitAutograd"
 
 
 @dataclass(frozen=True)
-class Options:
+class RuleOptions:
     """How torch is to make a pattern of two functions; `register_replacement` says what each is."""
 
     trace_fn: Trace
@@ -149,7 +149,7 @@ def entry_of(
     search_fn: Callable[..., object],
     replace_fn: Callable[..., object],
     example_inputs: tuple[torch.Tensor, ...],
-    options: Options,
+    options: RuleOptions,
 ) -> tuple[ReplacementPatternEntry, str]:
     """What torch makes of a rule: an entry with `pattern`, `extra_check` and `normalize_args`; and a text that is equal
     for equal patterns, constants included."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from ..errors import GraphError
-from .matcher import Match, Options, PatternExpr, Trace, fwd_only, torch_fwd_only
+from .matcher import Match, PatternExpr, RuleOptions, Trace, fwd_only, torch_fwd_only
 from .rule import Declined, Registered, Rule
 
 _rules: list[Rule] = []
@@ -44,7 +44,7 @@ def register_replacement(
     name = _name(search_fn)
     # torch's own takes apart for Inductor what no graph here, nor TorchAir's, has apart
     traces = fwd_only if trace_fn is torch_fwd_only else trace_fn
-    options = Options(traces, _named(name, extra_check), search_fn_pattern, scalar_workaround)
+    options = RuleOptions(traces, _named(name, extra_check), search_fn_pattern, scalar_workaround)
     try:
         variant = Registered(search_fn, replace_fn, _distinct(example_inputs), options)
     except Exception as error:

@@ -14,9 +14,9 @@ from .matcher import (
     FailedMatch,
     Match,
     MultiOutputPattern,
-    Options,
     PatternExpr,
     ReplacementPatternEntry,
+    RuleOptions,
     arguments,
     entry_of,
     fwd_only,
@@ -101,7 +101,7 @@ class Registered(Variant):
     search_fn: Callable[..., object]
     replace_fn: Callable[..., object]
     example_inputs: tuple[torch.Tensor, ...]
-    options: Options
+    options: RuleOptions
     pattern: PatternExpr = field(init=False)
     entry: ReplacementPatternEntry = field(init=False)
     looks: str = field(init=False)  # the pattern as text, and the replacement: equal for equal ones

@@ -9,7 +9,7 @@ from .show import target_name
 from .user_line import source
 
 
-def verify(module: torch.fx.GraphModule, after: str) -> None:
+def check_graph(module: torch.fx.GraphModule, after: str) -> None:
     """Raises InternalError where the graph that the stage `after` left is not legal.
 
     Legal: nodes in topological order, placeholders first, one output that is a flat tuple of tensors; every other

@@ -33,8 +33,8 @@ def resolve_calls(graph: torch.fx.Graph, name: str) -> None:
     `name` says whose pass left the graph. Raises GraphError."""
     mode = fake_mode(graph)
     for node in list(graph.nodes):
-        if node.op in ("placeholder", "output") or "event" in node.meta:
-            continue
+        if node._erased or node.op in ("placeholder", "output") or "event" in node.meta:
+            continue  # a function of several results takes the parts of these along
         if _is_function(node):
             _expand(node, name)
             continue

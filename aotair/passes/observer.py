@@ -16,7 +16,7 @@ from aotair_runtime.errors import AotairError
 
 from ..errors import InternalError
 from ..graph.show import show
-from ..graph.verify import verify
+from ..graph.verify import check_graph
 from ..recipe.config import CompilerConfig
 from ..target.target import Target
 from .edits import Account, Edits
@@ -62,7 +62,7 @@ class Observer:
 
     def stage(self, name: str, module: torch.fx.GraphModule) -> None:
         """A stage that made `module` is done: check it and dump it."""
-        verify(module, name)
+        check_graph(module, name)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
             parts = [f"{self._stages:02}", name, re.sub(r"[^\w=.-]+", "_", self._graph)]

@@ -58,7 +58,7 @@ def _of_function(function: types.FunctionType, depth: int, known: set[int]) -> I
 def _names(code: types.CodeType) -> Iterable[str]:
     yield from code.co_names
     for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier() | ("." in constant):
+        if isinstance(constant, str) and (constant.isidentifier() or "." in constant or "::" in constant):
             yield constant
         elif isinstance(constant, types.CodeType):
             yield from _names(constant)

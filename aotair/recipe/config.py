@@ -97,10 +97,12 @@ class GraphDump(_Options):
     type: Annotated[Literal["py", "txt"] | None, BeforeValidator(_dump_type)] = Field(
         default=None, description="py: Python code, as TorchAir dumps it; txt: one line for each call"
     )
-    path: str | None = None
+    path: str | None = Field(default=None, description="a directory; it is made where it is not there")
 
 
 class AclGraphDebug(_Options):
+    """Modes of captured graphs, and passes that can be left out."""
+
     clone_input: bool = Field(default=True, description="copy user inputs into memory that all buckets share")
     enable_output_clone: bool = Field(default=False, description="hand out outputs as fresh tensors")
     disable_mempool_reuse_in_same_fx: bool = Field(default=False, description="give each bucket memory of its own")
@@ -117,11 +119,15 @@ class AclGraphDebug(_Options):
 
 
 class Debug(_Options):
-    graph_dump: GraphDump = Field(default_factory=GraphDump)
-    aclgraph: AclGraphDebug = Field(default_factory=AclGraphDebug)
+    """TorchAir's places for dumps and for the options of captured graphs."""
+
+    graph_dump: GraphDump = Field(default_factory=GraphDump, description="where each stage writes its graph")
+    aclgraph: AclGraphDebug = Field(default_factory=AclGraphDebug, description="modes of captured graphs, and passes")
 
 
 class ExperimentalConfig(_Options):
+    """Options of fusion, streams and planning."""
+
     composites: Literal["auto", "apart", "whole"] = Field(
         default="auto",
         description="how passes and rules of your own see linear, layer_norm, rms_norm and group_norm: apart, as the "
@@ -180,12 +186,16 @@ CUSTOM_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
 
 class CompilerConfig(_Options):
+    """What is done to the graph, under TorchAir's names and with its defaults."""
+
     mode: Annotated[Literal["reduce-overhead", "npugraph_ex"], BeforeValidator(_mode)] = Field(
         default="reduce-overhead", description="both mean captured graphs, the only mode that there is"
     )
-    debug: Debug = Field(default_factory=Debug)
-    aclgraph_config: AclGraphConfig = Field(default_factory=AclGraphConfig)
-    experimental_config: ExperimentalConfig = Field(default_factory=ExperimentalConfig)
+    debug: Debug = Field(default_factory=Debug, description="dumps, and options of captured graphs")
+    aclgraph_config: AclGraphConfig = Field(default_factory=AclGraphConfig, description="TorchAir's place for a pool")
+    experimental_config: ExperimentalConfig = Field(
+        default_factory=ExperimentalConfig, description="options of fusion, streams and planning"
+    )
     post_grad_custom_pre_pass: CustomPass = Field(default=None, description="a pass of your own, before all others")
     post_grad_custom_post_pass: CustomPass = Field(
         default=None, description="a pass of your own, after fusion and before streams and reinplacing"

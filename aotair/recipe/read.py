@@ -105,22 +105,21 @@ def parse_recipe(data: Mapping[str, object], file: Path | None = None, *, needs_
     except ValidationError as error:
         raise _explain(error, where) from error
     recipe = recipe.read_from(file)
-    check_recipe(recipe, where, needs_factory=needs_factory)
+    check_recipe(recipe, needs_factory=needs_factory)
     return recipe
 
 
-def check_recipe(recipe: Recipe, where: str, *, needs_factory: bool = True) -> None:
-    """Raises RecipeError where what the parts of a recipe say does not fit together; `where` is what errors call it."""
+def check_recipe(recipe: Recipe, *, needs_factory: bool = True) -> None:
+    """Raises RecipeError where what the parts of a recipe say does not fit together."""
     if (recipe.model.factory is None) == needs_factory:
         what = "missing" if needs_factory else "given beside a model"
         fix = "add model.factory to the recipe" if needs_factory else "leave one of them out"
-        raise RecipeError(f"model.factory: {what}", where=where, fix=fix)
-    _check_entries(recipe, where)
+        raise RecipeError(f"model.factory: {what}", where=recipe.where, fix=fix)
+    _check_entries(recipe, recipe.where)
     for one in entry_jobs(recipe):
-        at = where if one.entry == "forward" else f"{where}: entry_points.{one.entry}"
-        _check_names(one, at)
-        _check_buckets(one, at)
-        _check_distinct(one, at)
+        _check_names(one)
+        _check_buckets(one)
+        _check_distinct(one)
 
 
 def _check_entries(recipe: Recipe, where: str) -> None:
@@ -145,7 +144,7 @@ def _check_entries(recipe: Recipe, where: str) -> None:
             )
 
 
-def _check_names(entry: EntryJob, where: str) -> None:
+def _check_names(entry: EntryJob) -> None:
     """Inputs and constants are apart, and what lies in a list is there without a gap."""
     names = [*entry.inputs, *entry.constant_values()]
     steps: dict[str, list[str]] = {}
@@ -157,7 +156,7 @@ def _check_names(entry: EntryJob, where: str) -> None:
             what = "an input and a constant" if names.count(name) > 1 else f"{name} itself, and {name}.{steps[name][0]}"
             raise RecipeError(
                 f"inputs.{name}: there are {what}",
-                where=where,
+                where=entry.where,
                 expected="one for each argument or part of one",
                 fix="remove one of them",
             )
@@ -169,7 +168,7 @@ def _check_names(entry: EntryJob, where: str) -> None:
         if len(kinds) > 1 or gap:
             raise RecipeError(
                 f"inputs.{path}: it is no list and no dict",
-                where=where,
+                where=entry.where,
                 got=", ".join(found),
                 expected="names, or the numbers 0, 1, 2 … in order",
                 fix="name each thing that lies in it",
@@ -177,14 +176,14 @@ def _check_names(entry: EntryJob, where: str) -> None:
     for path in [path for path in entry.types if path not in steps]:
         raise RecipeError(
             f"types.{path}: nothing lies in it",
-            where=where,
+            where=entry.where,
             expected=f"an input or constant {path}.NAME",
             got=", ".join(names),
             fix="remove it",
         )
 
 
-def _check_buckets(entry: EntryJob, where: str) -> None:
+def _check_buckets(entry: EntryJob) -> None:
     dims = set(entry.dims())
     groups: Sequence[Mapping[str, object]] = [entry.buckets] if isinstance(entry.buckets, dict) else entry.buckets
     for number, group in enumerate(groups):
@@ -193,7 +192,7 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
             owner = next(name for name, item in entry.inputs.items() if dim in item.shape)
             raise RecipeError(
                 f"{path}: the dynamic dimension {dim!r} of inputs.{owner}.shape has no sizes",
-                where=where,
+                where=entry.where,
                 expected=f"buckets.{dim}: [size, …]",
                 got=f"sizes for {', '.join(group) or 'nothing'}",
                 fix=f"add {dim} to buckets, or write a number in the shape",
@@ -201,7 +200,7 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
         for dim in set(group) - dims:
             raise RecipeError(
                 f"{path}.{dim}: no input has this dimension",
-                where=where,
+                where=entry.where,
                 expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}",
                 got=dim,
                 fix="remove it",
@@ -211,20 +210,20 @@ def _check_buckets(entry: EntryJob, where: str) -> None:
         if isinstance(high, str) and (dim := read_bound(high)[0]) not in dims:
             raise RecipeError(
                 f"inputs.{name}.range: no input has the dimension {dim}",
-                where=where,
+                where=entry.where,
                 got=high,
                 expected=f"a number, or one of {', '.join(entry.dims()) or 'no dimensions'}",
             )
-    _check_least(entry, where)
+    _check_least(entry)
     if dims and not groups:
-        raise RecipeError("buckets: the list is empty", where=where, expected="at least one bucket")
+        raise RecipeError("buckets: the list is empty", where=entry.where, expected="at least one bucket")
 
 
-def _check_least(entry: EntryJob, where: str) -> None:
+def _check_least(entry: EntryJob) -> None:
     for dim in [dim for dim in entry.dimensions if dim not in entry.dims()]:
         raise RecipeError(
             f"dimensions.{dim}: no input has this dimension",
-            where=where,
+            where=entry.where,
             expected=f"dimensions of the inputs: {', '.join(entry.dims()) or 'none'}",
             got=dim,
             fix="remove it",
@@ -234,14 +233,14 @@ def _check_least(entry: EntryJob, where: str) -> None:
             if size < entry.least(dim):
                 raise RecipeError(
                     f"buckets: there is one with {dim} {size}, and no call may be so small",
-                    where=where,
+                    where=entry.where,
                     expected=f"{entry.least(dim)} at least, by dimensions.{dim}.min or a range that is not empty",
                     got=str(size),
                     fix="leave that bucket out",
                 )
 
 
-def _check_distinct(entry: EntryJob, where: str) -> None:
+def _check_distinct(entry: EntryJob) -> None:
     for name, item in entry.inputs.items():
         for sizes in entry.bucket_sizes() if item.distinct else ():
             by_dim = dict(zip(entry.dims(), sizes))
@@ -250,7 +249,7 @@ def _check_distinct(entry: EntryJob, where: str) -> None:
             if count > values:
                 raise RecipeError(
                     f"inputs.{name}.range: there are fewer values than a bucket needs distinct ones",
-                    where=where,
+                    where=entry.where,
                     expected=f"{count} for the bucket {', '.join(f'{d}={s}' for d, s in by_dim.items())}",
                     got=f"{values}",
                     fix="widen range, or make the bucket smaller",

@@ -88,7 +88,9 @@ class ModelPart(_Part):
 class TargetPart(_Part):
     """What the artifact will run on."""
 
-    device: Literal["cpu", "cuda", "npu"] = "cpu"
+    device: Literal["cpu", "cuda", "npu"] = Field(
+        default="cpu", description="the kind of device; the build machine needs none"
+    )
     soc: str | None = Field(default=None, description="how the name of the device begins, as Ascend910B; null: any")
     torch_npu: str | None = Field(
         default=None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
@@ -119,7 +121,7 @@ class InputPart(_Part):
     """One tensor argument of the model."""
 
     shape: list[Size | Name] = Field(description="sizes, or names of dynamic dimensions")
-    dtype: DType
+    dtype: DType = Field(description="of the tensor, as torch names it")
     range: list[float | int | str] | None = Field(
         default=None,
         min_length=2,
@@ -258,7 +260,7 @@ class VerifyPart(_Part):
 
     atol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
     rtol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of the random inputs and states")
     samples: str | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
     )
@@ -289,8 +291,8 @@ class EntryPart(_Part):
     """One callable of the artifact."""
 
     method: Name = Field(default="forward", description="the model's method that it calls")
-    inputs: Inputs = Field(min_length=1)
-    buckets: Buckets = Field(default_factory=dict)
+    inputs: Inputs = Field(min_length=1, description="as the recipe's, for this entry point")
+    buckets: Buckets = Field(default_factory=dict, description="as the recipe's, for this entry point")
     outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     samples: str | None = Field(default=None, description="as verify.samples, for this entry point")
     constants: Constants = Field(default_factory=dict, description="as the recipe's, for this entry point")
@@ -318,9 +320,11 @@ class Recipe(_Part):
     stages of a build see is made of it once: a `Job`.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-    model: ModelPart
-    target: TargetPart = Field(default_factory=TargetPart)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="of the artifact; it is written to NAME.aotair by default"
+    )
+    model: ModelPart = Field(description="where the model and its weights come from")
+    target: TargetPart = Field(default_factory=TargetPart, description="the device, and what it must have")
     inputs: Inputs = Field(
         default_factory=dict, description="the tensors that the method takes; dotted names lie within an argument"
     )
@@ -347,8 +351,8 @@ class Recipe(_Part):
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
     )
     quantize: QuantizePart | None = Field(default=None, description="null: compute in the model's own dtypes")
-    verify: VerifyPart = Field(default_factory=VerifyPart)
-    config: CompilerConfig = Field(default_factory=CompilerConfig)
+    verify: VerifyPart = Field(default_factory=VerifyPart, description="how the build proves the artifact")
+    config: CompilerConfig = Field(default_factory=CompilerConfig, description="what is done to the graph")
 
     # Not a field: where the recipe was read from, for errors and relative paths.
     _file: Path | None = None

@@ -153,6 +153,14 @@ def test_config_refuses_unknown_names_and_wrong_types_at_assignment():
         config.debug.aclgraph.clone_input = "no"
 
 
+def test_every_key_and_group_of_keys_says_what_it_is_for():
+    schema = Recipe.model_json_schema()
+    groups = {"Recipe": schema, **schema["$defs"]}
+    assert [name for name, group in groups.items() if not group.get("description")] == []
+    keys = {f"{name}.{key}": value for name, group in groups.items() for key, value in group["properties"].items()}
+    assert [key for key, value in keys.items() if not value.get("description")] == []
+
+
 def test_the_schema_can_be_printed():
     text = subprocess.run([sys.executable, "-m", "aotair.cli", "schema"], capture_output=True, text=True, check=True)
     schema = json.loads(text.stdout)

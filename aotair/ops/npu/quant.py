@@ -28,7 +28,7 @@ def quantize_affine(
     return wide.round().clamp(limits.min, limits.max).to(dtype)
 
 
-def quantize(
+def quantize_npu(
     input: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1, div_mode: bool = True
 ) -> Tensor:
     """`quantize_affine` with one scale for all, or one for each index of `axis`. The result is shaped like input.
@@ -90,7 +90,7 @@ OPS = (
     HostOp(
         "npu_quantize(Tensor input, Tensor scales, Tensor? zero_points, int dtype, int axis=1, bool div_mode=True)"
         " -> Tensor",
-        quantize,
+        quantize_npu,
     ),
     HostOp(
         "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "

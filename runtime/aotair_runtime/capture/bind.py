@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..devices import Space as DeviceSpace
+from ..devices import GraphSpace
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
 from ..format.schema import (
@@ -36,7 +36,7 @@ class Memory:
     """The memory that programs address: the space with the arena, constants and states in the program's order, and
     the caller's tensors that are used in place, by their position among the inputs."""
 
-    space: DeviceSpace
+    space: GraphSpace
     constants: Sequence[torch.Tensor]
     states: Sequence[torch.Tensor]
     in_place: Mapping[int, torch.Tensor]
@@ -94,7 +94,7 @@ def bind(
             stream = item.stream
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
-        made = _event(item, memory.space) or call(item, ops, tensors, device, memory.lists)
+        made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists)
         if isinstance(made, HostCall):
             updated.append(made)
             made = functools.partial(memory.space.grouped, made)
@@ -111,7 +111,7 @@ def _priority(bucket: Bucket, stream: int) -> int:
     return bucket.priorities[stream] if bucket.priorities and stream else 0
 
 
-def _event(item: Instruction, space: DeviceSpace) -> Callable[[], object] | None:
+def _event(item: Instruction, space: GraphSpace) -> Callable[[], object] | None:
     if item.form == Form.RECORD:
         return functools.partial(space.record, event(item))
     return functools.partial(space.wait, event(item)) if item.form == Form.WAIT else None
@@ -177,7 +177,7 @@ def can_be(tensor: torch.Tensor, kind: torch.dtype) -> bool:
     return not tensor.storage_offset() * tensor.element_size() % kind.itemsize and not tensor.data_ptr() % kind.itemsize
 
 
-def call(
+def bound_call(
     instruction: Instruction,
     ops: Sequence[torch._ops.OpOverload],
     tensors: Tensors,

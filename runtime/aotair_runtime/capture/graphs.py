@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..devices import Device, Space
+from ..devices import Device, GraphSpace
 from ..errors import CaptureError, ClosedError
 from ..format.host_lists import legal_lists, list_inputs
-from ..format.schema import Bucket, EntryPoint, Placement, Program
-from ..format.schema import Space as Home
+from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
 from ..format.sizes import describe
 from ..memory.budget import check_budget, cost, raise_out_of_memory
 from ..memory.promise import Promise
@@ -140,7 +139,7 @@ class Graphs:
                     kept.move_to_end(key)  # in the order of their use, as before
             self._known, self._outgrown, self.counters = known, outgrown, counters
 
-    def captured_in(self, space: Space) -> dict[int, Captured]:
+    def captured_in(self, space: GraphSpace) -> dict[int, Captured]:
         """Those that need nothing of the caller's, captured in another space."""
         made: dict[int, Captured] = {}
         try:
@@ -179,7 +178,7 @@ class Graphs:
             f"{self.parts.program.name}.{self.spec.name}, bucket {describe(self.spec, self.spec.buckets[number].sizes)}"
         )
 
-    def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: Space) -> Captured:
+    def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
         lists = dict(zip(self._listed, legal_lists(parts.program, self.spec, bucket.sizes)))
         memory = Memory(space, self.resident.constants, self.resident.states, in_place, lists)
@@ -260,4 +259,4 @@ def _key(in_place: Mapping[int, torch.Tensor]) -> Key:
 
 def lies_with_caller(item: Placement, in_place: Mapping[int, object]) -> bool:
     """Whether a tensor lies in an input that is used in place."""
-    return item.space in (Home.INPUT, Home.CALLER) and item.index in in_place
+    return item.space in (Space.INPUT, Space.CALLER) and item.index in in_place

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..devices import Bytes, Device, Space, open_device
+from ..devices import Bytes, Device, GraphSpace, open_device
 from ..errors import ArgumentError
 from ..memory.amounts import read_bytes
 from ..memory.held import Held
@@ -18,7 +18,7 @@ from .captured import Captured
 class Tenant(Protocol):
     """Whoever has captured graphs in a pool."""
 
-    def captured_in(self, space: Space) -> Mapping[int, Captured]:
+    def captured_in(self, space: GraphSpace) -> Mapping[int, Captured]:
         """Its graphs, captured anew in another space; the old ones stay as they are."""
 
     def adopt(self, graphs: Mapping[int, Captured]) -> None:
@@ -61,7 +61,7 @@ class Pool:
         weakref.finalize(self, _close, device, self._spaces).atexit = False
 
     @property
-    def space(self) -> Space:
+    def space(self) -> GraphSpace:
         """The memory that new graphs are captured in."""
         return self._spaces[0]
 
@@ -112,7 +112,7 @@ class Pool:
         with self.lock:
             _close(self.device, self._spaces)
 
-    def _move(self, space: Space) -> None:
+    def _move(self, space: GraphSpace) -> None:
         moved: list[tuple[Tenant, Mapping[int, Captured]]] = []
         try:
             for tenant in list(self._tenants):
@@ -158,7 +158,7 @@ _by_handle: weakref.WeakValueDictionary[tuple[torch.device, tuple[int, int]], Po
 _by_handle_lock = threading.Lock()
 
 
-def _close(device: Device, spaces: Sequence[Space]) -> None:
+def _close(device: Device, spaces: Sequence[GraphSpace]) -> None:
     for space in spaces:
         space.close()
     device.trim()

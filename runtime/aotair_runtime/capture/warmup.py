@@ -12,7 +12,7 @@ import torch
 from ..errors import CaptureError
 from ..format.schema import Bucket, EntryPoint, Form, Instruction, Program, Space
 from ..format.written import written_arguments, written_names
-from .bind import Bound, Memory, Tensors, call
+from .bind import Bound, Memory, Tensors, bound_call
 
 
 def fill_legal(entry: EntryPoint, bound: Bound, in_place: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ def warm_up(
         roots = _lasting(item, op, bucket)
         try:
             apart = Tensors(program, bucket, _copied(memory, roots)) if roots else tensors
-            call(item, ops, apart, device, memory.lists)()
+            bound_call(item, ops, apart, device, memory.lists)()
         except Exception as error:
             raise CaptureError(f"instruction {number} ({item.node}) failed: {error}", where=where) from error
 

@@ -65,8 +65,8 @@ class Accelerator:
         """Count what is taken of the device's limits."""
         self.usage += more
 
-    def space(self, nbytes: int, fresh: int = 0) -> "GraphSpace":
-        return GraphSpace(self, nbytes, fresh)
+    def space(self, nbytes: int, fresh: int = 0) -> "AcceleratorSpace":
+        return AcceleratorSpace(self, nbytes, fresh)
 
     def stream(self) -> int:
         return self.vendor.stream_number(self.index)
@@ -118,7 +118,7 @@ class FixedGraph:
         self._graph.reset()
 
 
-class GraphSpace:
+class AcceleratorSpace:
     """A pool of memory with an arena in it, and the streams that graphs are captured on."""
 
     def __init__(self, device: Accelerator, nbytes: int, fresh: int):

@@ -90,7 +90,7 @@ class Graph(Recording, Protocol):
         """Launch it with these lists as host arguments, where it was captured with some. Raises UpdateError."""
 
 
-class Space(Protocol):
+class GraphSpace(Protocol):
     """Memory that graphs share: `arena` (uint8, 1-D, aligned to at least 64 bytes), and, where kernels allocate by
     themselves, the vendor's pool for that; with the streams that they are captured on.
     """
@@ -145,7 +145,7 @@ class Device(Protocol):
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         """What the allocator took for the memory of `tensors`, and what it reserves where they lie."""
 
-    def space(self, nbytes: int, fresh: int = 0) -> Space:
+    def space(self, nbytes: int, fresh: int = 0) -> GraphSpace:
         """Memory for graphs, with an arena of `nbytes`, and room for `fresh` bytes that kernels allocate."""
 
     def stream(self) -> int:

@@ -6,7 +6,7 @@ from cases import recipe
 from graphs import assert_same_numbers, reasons, run_pass, targets, trace
 
 import aotair
-from aotair.passes import canonicalise, merge_duplicates
+from aotair.passes import merge_duplicates
 
 aten, air = torch.ops.aten, torch.ops.air
 X, CACHE = torch.randn(4, 6), torch.zeros(4, 6)
@@ -77,31 +77,6 @@ def test_it_says_why(caplog):
 def test_random_numbers_are_drawn_each_time():
     module = trace(lambda x: (torch.rand_like(x) + torch.rand_like(x),), X)
     assert run_pass(merge_duplicates, module).count == 0
-
-
-def test_calls_are_written_in_one_way():
-    module = trace(lambda x: (torch.ops.aten.softmax.int(x, 1), x.to(torch.float16)), X)
-    cast = next(node for node in module.graph.nodes if node.target is aten._to_copy.default)
-    cast.kwargs = {
-        "dtype": torch.float16,
-        "layout": torch.strided,
-        "device": torch.device("cpu"),
-        "non_blocking": False,
-    }
-    soft = next(node for node in module.graph.nodes if "softmax" in str(node.target))
-    soft.args, soft.kwargs = (soft.args[0],), {"dim": 1, "half_to_float": False}
-    edits = run_pass(canonicalise, module)
-    assert cast.kwargs == {"dtype": torch.float16} and soft.args[1:] == (1, False) and not soft.kwargs
-    assert edits.count == 2 and run_pass(canonicalise, module).count == 0
-    again = run_pass(canonicalise, trace(lambda x: (x.relu().to(torch.float64).sum(1, keepdim=True),), X))
-    assert again.count == 0, "what tracing writes is the usual way"
-
-
-def test_a_device_that_differs_is_kept():
-    module = trace(lambda x: (x.to(torch.float16),), X)
-    cast = next(node for node in module.graph.nodes if node.target is aten._to_copy.default)
-    cast.kwargs = {"dtype": torch.float16, "device": torch.device("meta")}
-    assert run_pass(canonicalise, module).count == 0
 
 
 def test_copies_that_became_one_are_not_written_over(tmp_path):

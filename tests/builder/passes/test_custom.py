@@ -1,6 +1,9 @@
 """A user's own pass: called with what TorchAir gives it, checked, and told what it broke."""
 
+import logging
 import operator
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +11,12 @@ from cases import MODELS, RECIPES
 
 import aotair
 from aotair.errors import GraphError, ModelError, RecipeError
+from aotair.passes import composites
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import Origin
 
 aten = torch.ops.aten
-LINEAR = RECIPES["linear"]
+LINEAR, ENCODER = RECIPES["linear"], RECIPES["encoder"]
 
 
 def build(tmp_path, function, where: str = "post_grad_custom_pre_pass"):
@@ -178,3 +184,113 @@ def test_a_pass_is_named_in_the_recipe(tmp_path):
         aotair.build(LINEAR | {"config": {"post_grad_custom_pre_pass": "nowhere:f"}}, tmp_path / "y.aotair")
     with pytest.raises(RecipeError, match="expected module:function"):
         aotair.build(LINEAR | {"config": {"post_grad_custom_pre_pass": 3}}, tmp_path / "y.aotair")
+
+
+def called(graph) -> Counter:
+    return Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def program(tmp_path, data, **options):
+    return read_program(aotair.build(data, tmp_path / "x.aotair", **options))
+
+
+def ops_of(built) -> set[str]:
+    """What is called, whether in place, into an out argument, or neither."""
+    return {op.name.partition("::")[2].partition(".")[0].rstrip("_") for op in built.ops}
+
+
+@pytest.mark.parametrize("data", [LINEAR, ENCODER], ids=["linear", "encoder"])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_pass_that_changes_nothing_changes_no_byte(tmp_path, data, when):
+    plain = replace(program(tmp_path, data), origin=Origin())
+    passed = program(tmp_path, data, **{f"post_grad_custom_{when}_pass": lambda gm, example_inputs, config: None})
+    assert replace(passed, origin=Origin()) == plain
+
+
+def _count(gm, example_inputs, config):
+    """Twice what a product gives, halved: written on what TorchAir shows."""
+    for node in gm.graph.nodes:
+        if node.target in (aten.addmm.default, aten.mm.default, aten.native_layer_norm.default):
+            result = node
+            if node.target is aten.native_layer_norm.default:
+                (result,) = node.users
+            with gm.graph.inserting_after(result):
+                half = gm.graph.call_function(aten.div.Tensor, (result, 2))
+            with gm.graph.inserting_after(half):
+                whole = gm.graph.call_function(aten.mul.Tensor, (half, 2))
+            result.replace_all_uses_with(whole, lambda user, half=half: user is not half)
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_pass_for_torchair_finds_its_calls(tmp_path, when):
+    names = Counter()
+
+    def passes(gm, example_inputs, config):
+        names.update(called(gm.graph))
+        _count(gm, example_inputs, config)
+
+    built = program(tmp_path, ENCODER, **{f"post_grad_custom_{when}_pass": passes})
+    assert names["aten.addmm.default"] and names["aten.native_layer_norm.default"] and names["aten.t.default"]
+    assert not names.keys() & set(map(str, composites.TAKEN_APART))
+    assert bool(names["aten.view.default"]) is (when == "pre"), "TorchAir's post pass sees reshapes"
+    assert bool(names["aten.reshape.default"]) is (when == "post")
+    assert {"div", "mul"} <= ops_of(built)
+
+
+def _on_linear(gm, example_inputs, config):
+    _negates(gm, aten.linear.default)
+
+
+def _by_name(gm, example_inputs, config):
+    for node in gm.graph.nodes:
+        if str(node.target) == "aten.linear.default":
+            _negates(gm, node.target)
+            return
+
+
+class _Object:
+    def __init__(self):
+        self.target = aten.linear.default
+
+    def __call__(self, gm, example_inputs, config):
+        _negates(gm, self.target)
+
+
+def _negates(gm, target):
+    for node in gm.graph.find_nodes(op="call_function", target=target):
+        with gm.graph.inserting_after(node):
+            once = gm.graph.call_function(torch.neg, (node,))
+        with gm.graph.inserting_after(once):
+            twice = gm.graph.call_method("neg", (once,))
+        node.replace_all_uses_with(twice, lambda user, once=once: user is not once)
+
+
+@pytest.mark.parametrize("function", [_on_linear, _by_name, _Object()], ids=["op", "text", "object"])
+def test_a_pass_for_composites_finds_them_too(tmp_path, function):
+    assert "neg" in ops_of(program(tmp_path, LINEAR, post_grad_custom_pre_pass=function))
+    apart = LINEAR | {"config": {"experimental_config": {"composites": "apart"}}}
+    assert "neg" not in ops_of(program(tmp_path, apart, post_grad_custom_pre_pass=function))
+
+
+def test_a_pass_for_both_is_told(tmp_path, caplog):
+    def mixed(gm, example_inputs, config):
+        _negates(gm, aten.gelu.default)
+        _negates(gm, aten.linear.default)
+
+    with caplog.at_level(logging.WARNING, logger="aotair"):
+        program(tmp_path, ENCODER, post_grad_custom_pre_pass=mixed)
+    (text,) = [record.getMessage() for record in caplog.records if record.name == "aotair"]
+    assert "names aten.linear.default" in text and "composites: whole" in text
+    caplog.clear()
+    whole = ENCODER | {"config": {"experimental_config": {"composites": "whole"}}}
+    with caplog.at_level(logging.WARNING, logger="aotair"):
+        program(tmp_path, whole, post_grad_custom_pre_pass=mixed)
+    assert not [record for record in caplog.records if record.name == "aotair"]
+
+
+def test_a_pass_that_insists_on_composites_is_told(tmp_path):
+    def insists(gm, example_inputs, config):
+        assert gm.graph.find_nodes(op="call_function", target=aten.linear.default), "no layer"
+
+    with pytest.raises(GraphError, match=r"AssertionError: no layer(.|\n)*composites: whole"):
+        program(tmp_path, LINEAR, post_grad_custom_pre_pass=insists)

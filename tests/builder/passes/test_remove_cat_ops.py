@@ -6,7 +6,7 @@ from cases import recipe
 from graphs import assert_same_numbers, reasons, run_pass, targets, trace
 
 import aotair
-from aotair.passes import remove_cat_ops
+from aotair.passes import remove_cat_ops, streams
 
 aten = torch.ops.aten
 X, Y = torch.arange(12.0).view(3, 4) / 5, torch.arange(8.0).view(2, 4) / 3
@@ -85,3 +85,72 @@ def test_the_arena_is_smaller_and_the_answer_the_same(tmp_path):
     torch.testing.assert_close(with_it(x), without(x))
     assert with_it.program.arena < without.program.arena
     assert not any("cat" in op.name for op in with_it.program.ops)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (0, 4)])
+def test_dtypes_one_number_and_none(dtype, shape):
+    x = torch.ones(shape).to(dtype)
+    module = assert_same_numbers(remove_cat_ops, lambda x: (torch.cat([x.neg(), x.abs(), x]),), x)
+    assert cats(module) == 0 or 0 in shape
+
+
+@pytest.mark.parametrize("dim", [0, -2, 1, -1])
+def test_the_dimension_may_be_counted_from_the_end(dim):
+    function = lambda x: (torch.cat([x.tanh(), x.exp()], dim),)  # noqa: E731
+    rows = assert_same_numbers(remove_cat_ops, function, X)
+    assert cats(rows) == (dim in (1, -1)), "columns of several rows do not lie in one piece"
+    row = assert_same_numbers(remove_cat_ops, function, X[:1])
+    assert cats(row) == 0
+
+
+def _not_in_one_piece(x, y):
+    return (torch.cat([x.t().tanh().t(), y.exp()]) * 1,)
+
+
+def _written_in_between(x, y):
+    one = x.tanh()
+    seen = one * 2
+    one.add_(1)
+    return torch.cat([one, y.exp()]), seen
+
+
+def _written_after(x, y):
+    whole = torch.cat([x.tanh(), y.exp()])
+    whole[:1].mul_(3)
+    return whole, whole.sum(0)
+
+
+def _two_cats_of_one_part(x, y):
+    part = x.tanh()
+    return torch.cat([part, y]), torch.cat([y, part])
+
+
+@pytest.mark.parametrize("function", [_not_in_one_piece, _written_in_between, _written_after, _two_cats_of_one_part])
+def test_writes_shared_parts_and_other_strides_keep_their_numbers(function):
+    assert_same_numbers(remove_cat_ops, function, X, Y)
+
+
+def test_a_part_that_lies_otherwise_is_copied(caplog):
+    function = lambda x: (torch.cat([x[:, :3].exp(), x.t().tanh()]),)  # noqa: E731
+    assert cats(assert_same_numbers(remove_cat_ops, function, X)) == 0
+    assert "it is not contiguous" in reasons(caplog, remove_cat_ops, trace(function, X))
+
+
+def test_a_graph_of_several_streams_is_left_alone(caplog):
+    def function(x, y):
+        torch.ops.air.scope_enter(["_user_stream_label"], ["side"])
+        one = x.tanh()
+        torch.ops.air.scope_exit()
+        return (torch.cat([one, y.exp()]),)
+
+    module = trace(function, X, Y)
+    run_pass(streams, module)
+    with caplog.at_level("INFO", logger="aotair"):
+        assert run_pass(remove_cat_ops, module).count == 0
+    assert cats(module) == 1 and "skipped, because the graph has several streams" in caplog.text
+
+
+def test_no_rewrites_are_made_where_none_may_be():
+    module = trace(lambda x, y: (torch.cat([x.tanh(), y.exp()]),), X, Y)
+    assert run_pass(remove_cat_ops, module, limit=0).count == 0 and cats(module) == 1

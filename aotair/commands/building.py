@@ -1,0 +1,194 @@
+"""The commands that read a recipe: they need the builder's packages, which each imports when it runs."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotair_runtime.format.schema import Program
+
+from .options import ALLOW, JSON, SET
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
+@SET
+@ALLOW
+@click.option(
+    "--dump-graph",
+    type=click.Path(path_type=Path),
+    help="Write the graph after each stage into this directory.",
+)
+@click.option(
+    "--stop-after",
+    metavar="PASS",
+    help="Run no pass after the last run of this one, or with PASS:2 after its second. Passes for buckets come last.",
+)
+@click.option(
+    "--max-rewrites", type=click.IntRange(min=0), metavar="N", help="Let the passes make at most so many rewrites."
+)
+@click.option(
+    "--like",
+    metavar="ARTIFACT",
+    type=click.Path(path_type=Path),
+    help="Take the programs of this artifact, built from the recipe with other weights.",
+)
+@JSON
+def build(
+    recipe: Path,
+    out: Path | None,
+    changes: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    dump_graph: Path | None,
+    stop_after: str | None,
+    max_rewrites: int | None,
+    like: Path | None,
+    as_json: bool,
+) -> None:
+    """Build RECIPE into an artifact, and prove it against the original model."""
+    from ..builder import build_with_summary
+    from ..recipe.read import read_recipe
+    from ..report.progress import Progress, summary_table
+    from ..summary import Bisection
+
+    parsed = read_recipe(recipe, changes)
+    allowed = [*dict.fromkeys((*parsed.target.allow_namespaces, *namespaces))]
+    parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update={"allow_namespaces": allowed})})
+    if dump_graph is not None:
+        parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
+    with Progress(quiet=as_json) as progress:
+        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like)
+    click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--rule", metavar="NAME", help="Only this fusion rule, or this pass.")
+@SET
+@JSON
+def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: bool) -> None:
+    """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
+    from ..builder import explain as explained
+    from ..recipe.read import read_recipe
+
+    found = explained(read_recipe(recipe, changes))
+    click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
+
+
+@click.command()
+@click.argument("what", metavar="[RECIPE_OR_ARTIFACT]", required=False, type=click.Path(path_type=Path))
+@click.option("--intervals", "file", type=click.Path(path_type=Path), help="Plan a CSV file: id,lower,upper,size.")
+@click.option("--alignment", default=1, show_default=True, help="With --intervals: bytes that divide every offset.")
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    help="With --intervals: work for the searches, counted, in about so many seconds.",
+)
+@SET
+@JSON
+def plan(
+    what: Path | None, file: Path | None, alignment: int, seconds: float, changes: tuple[str, ...], as_json: bool
+) -> None:
+    """Print what memory an artifact takes, or a recipe's will: by purpose, by bucket, and beside the plans.
+
+    With --intervals, plan those of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets.
+    """
+    if (what is None) == (file is None):
+        raise click.UsageError("give a recipe, an artifact or --intervals FILE.csv, one of them")
+    if file is not None:
+        from ..tools.intervals import planned
+
+        found = planned(file, alignment, seconds)
+        click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+        return
+    from ..promise import promised
+    from ..report.memory import memory_dict, memory_text
+
+    assert what is not None
+    program, refuse_too_much = _program(what, changes, as_json)
+    promise = promised(program)
+    click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
+    refuse_too_much()
+
+
+def _program(what: Path, changes: tuple[str, ...], quiet: bool) -> tuple[Program, Callable[[], None]]:
+    """The program that was or would be built, and what refuses it where its recipe gives it less memory."""
+    if what.is_dir():
+        if changes:
+            raise click.UsageError("--set changes a recipe, and this is an artifact")
+        from aotair_runtime.artifact.open import read_program
+
+        return read_program(what), lambda: None
+    from ..builder import plan as planned
+    from ..promise import refuse_over_budget
+    from ..recipe.read import read_recipe
+    from ..report.progress import Progress
+
+    recipe = read_recipe(what, changes)
+    with Progress(quiet=quiet) as progress:
+        program = planned(recipe, progress)
+    return program, functools.partial(refuse_over_budget, program, recipe.target, recipe.where)
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--recipe", type=click.Path(path_type=Path), required=True, help="The recipe whose buckets to choose.")
+@click.option("--entry", help="The entry point, in a recipe of several.")
+@click.option("--most", type=click.IntRange(1, 1024), default=16, show_default=True, help="Buckets at the most.")
+@click.option("--captures", type=click.IntRange(1), metavar="N", help="Captures that the device has for the model.")
+@click.option("--memory", type=click.IntRange(1), metavar="BYTES", help="Arena at the most; needs --artifact.")
+@click.option(
+    "--artifact", type=click.Path(path_type=Path), help="Built from the recipe: what buckets take, estimated."
+)
+@click.option("--build-seconds", type=float, metavar="S", help="Build time at the most; needs --seconds-per-bucket.")
+@click.option("--seconds-per-bucket", type=float, metavar="S", help="What a build spends on one bucket.")
+@click.option("--write", is_flag=True, help="Write them into RECIPE; all else in the file stays.")
+@JSON
+def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: bool, **limits: Any) -> None:
+    """Choose the buckets that pad least for the shapes in TRACE: JSON lines or CSV, a key for each dimension, count."""
+    from ..report.buckets import Wanted, chosen, write_chosen
+
+    found = chosen(trace, recipe, Wanted(**limits), entry)
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+    if write:
+        write_chosen(recipe, found)
+        click.echo(f"wrote {recipe}", err=True)
+
+
+@click.command()
+@click.argument("factory", required=False)
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
+@click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="For FACTORY; the value is YAML.")
+@click.option("--example", metavar="NAME", help="Instead: copy a recipe that comes with aotair, and its model, here.")
+def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
+    """Write a first recipe for FACTORY (package:callable or file.py:callable) from its model's signature."""
+    from ..recipe.examples import copy_example
+    from ..recipe.scaffold import first_recipe, read_kwargs
+
+    if factory is None and example is not None:
+        for file in copy_example(example, out or Path.cwd()):
+            click.echo(f"wrote {file}", err=True)
+        return
+    if factory is None or example is not None:
+        raise click.UsageError("give a factory, or --example NAME")
+    text = first_recipe(factory, read_kwargs(kwargs))
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    if out.exists():
+        raise click.UsageError(f"{out} exists already")
+    out.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {out}; look through it, then: aotair build {out}", err=True)
+
+
+@click.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    from ..recipe.recipe import Recipe
+
+    click.echo(json.dumps(Recipe.model_json_schema(), indent=2))

@@ -1,0 +1,45 @@
+"""What several commands take, and how they load an artifact."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import aotair_runtime
+from aotair_runtime.errors import AotairError
+from aotair_runtime.model import Model
+
+ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
+DEVICE = click.option("--device", help='"npu", "cuda:1", …; "cpu" runs any artifact  [default: that of the artifact]')
+SET = click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for a field of the recipe: target.device=npu, model.kwargs.layers=24; the value is YAML.",
+)
+ALLOW = click.option(
+    "--allow-namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    help="Allow custom ops of this namespace, beyond torch's own and torch_npu's.",
+)
+IMPORT = click.option(
+    "--import", "modules", multiple=True, metavar="MODULE", help="Import this module first: it defines custom ops."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
+
+
+def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:
+    """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
+    import importlib
+
+    sys.path.insert(0, str(Path.cwd()))
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error
+    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)

@@ -1,0 +1,150 @@
+"""The commands that read an artifact: the runtime's packages are enough for all but what compares with a recipe."""
+
+import json
+from pathlib import Path
+
+import click
+
+import aotair_runtime
+from aotair_runtime.errors import AotairError
+
+from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded
+
+
+@click.command()
+@ARTIFACT
+@click.option("--bucket", help="Print the tensors and instructions of this bucket, as the table names it.")
+@JSON
+def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
+    """Print what an artifact holds: entry points, buckets, plans, and a bucket's program."""
+    from dataclasses import asdict
+
+    from aotair_runtime.artifact.open import read_program
+    from aotair_runtime.format.sizes import describe
+    from aotair_runtime.format.text import bucket_text, summary
+
+    program = read_program(artifact)
+    if as_json:
+        click.echo(json.dumps(asdict(program), indent=2))
+        return
+    if bucket is None:
+        click.echo(summary(program))
+        return
+    found = [(e, b) for e in program.entry_points for b in e.buckets if describe(e, b.sizes) == bucket]
+    if not found:
+        names = "; ".join(describe(e, b.sizes) for e in program.entry_points for b in e.buckets)
+        raise AotairError("no such bucket", where=str(artifact), expected=names, got=bucket)
+    for entry, item in found:
+        click.echo(bucket_text(program, entry, item))
+
+
+@click.command()
+@ARTIFACT
+@click.argument("inputs", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Write the outputs to this .safetensors or .npz file."
+)
+@click.option("--entry", help="The entry point to call.")
+@DEVICE
+@ALLOW
+@IMPORT
+def run(
+    artifact: Path,
+    inputs: Path,
+    out: Path | None,
+    entry: str | None,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+) -> None:
+    """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
+    from ..tools.tensor_files import describe_tensor, read_tensor_file, write_tensors
+
+    given = read_tensor_file(inputs)
+    options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
+    with loaded(artifact, namespaces, modules, **options) as model:
+        hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
+        given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
+        name = entry or next(iter(model.entry_points))
+        if name not in model.entry_points:
+            raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
+        outputs = {key: tensor.cpu() for key, tensor in model.entry_points[name].named_outputs(given).items()}
+    for key, tensor in outputs.items():
+        click.echo(f"{key}: {describe_tensor(tensor)}")
+    if out is not None:
+        write_tensors(out, outputs)
+
+
+@click.command()
+@ARTIFACT
+@DEVICE
+@ALLOW
+@IMPORT
+@JSON
+def verify(
+    artifact: Path, device: str | None, namespaces: tuple[str, ...], modules: tuple[str, ...], as_json: bool
+) -> None:
+    """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
+    from dataclasses import asdict
+
+    from aotair_runtime.format.text import table
+    from aotair_runtime.weights.golden import replay_golden
+
+    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
+        results = list(replay_golden(model))
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        rows = [[f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", "ok" if r.within else "WRONG"] for r in results]
+        click.echo(table(["bucket", "largest error", "result"], rows))
+    if not all(result.within for result in results):
+        raise SystemExit(1)
+
+
+@click.command()
+@ARTIFACT
+@click.option("--recipe", type=click.Path(path_type=Path), help="Time the recipe's original model beside the artifact.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Time to spend on each bucket."
+)
+@click.option("--memory", is_flag=True, help="Print the memory table too.")
+@DEVICE
+@ALLOW
+@IMPORT
+@JSON
+def bench(
+    artifact: Path,
+    recipe: Path | None,
+    seconds: float,
+    memory: bool,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Time every bucket: median and p99 of a call, and the host's work around the replay."""
+    import warnings
+
+    from ..tools.bench import bench_table, measure
+
+    originals = {}
+    if recipe is not None:
+        from ..model.arguments import by_name
+        from ..model.load import load_model
+        from ..recipe.job import job_of
+        from ..recipe.read import read_recipe
+
+        job = job_of(read_recipe(recipe))
+        original = load_model(job)
+        originals = {one.entry: by_name(getattr(original, one.method), one) for one in job.entries}
+    warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
+    with loaded(artifact, namespaces, modules, device=device) as model:
+        if originals:
+            original.to(model.device)
+        rows = list(measure(model, originals, seconds))
+        if as_json:
+            click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+            return
+        click.echo(bench_table(rows))
+        if memory:
+            click.echo(f"\n{model.memory()}")
