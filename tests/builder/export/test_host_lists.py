@@ -6,7 +6,10 @@ from cases import LENGTHS, RECIPES
 
 import aotair
 from aotair.errors import RecipeError, UnsupportedError
+from aotair.export.host_lists import HostList, with_lists
 from aotair.ops.npu import OPS
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.schema import HostArg, WorkspaceArg
 
@@ -146,3 +149,103 @@ def test_the_command_line_takes_lists_as_tensors(tmp_path):
 def test_a_device_without_a_kernel_for_it_is_refused_at_build_time(tmp_path):
     with pytest.raises(UnsupportedError, match=r"air\.fused_infer_attention_score\.default has no kernel on cuda"):
         aotair.build(RECIPES["decode"] | {"target": {"device": "cuda"}}, tmp_path / "a.aotair")
+
+
+# ---- a list alone ----------------------------------------------------------------------------------------------------
+
+
+def the_list(name: str = "lengths") -> HostList:
+    return HostList(name, torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("use", "got"),
+    [
+        (lambda it: it + 1, "__add__"),
+        (lambda it: 1 + it, "__radd__"),
+        (lambda it: it * 2, "__mul__"),
+        (lambda it: it - 2, "__sub__"),
+        (lambda it: it[0], "__getitem__"),
+        (lambda it: it.__setitem__(0, 1), "__setitem__"),
+        (lambda it: list(it), "__iter__"),
+        (lambda it: len(it), "__len__"),
+        (lambda it: 1 in it, "__contains__"),
+        (lambda it: bool(it), "__bool__"),
+        (lambda it: int(it), "__int__"),
+        (lambda it: range(it), "__index__"),
+        (lambda it: it == [1, 2], "__eq__"),
+        (lambda it: it != [1, 2], "__ne__"),
+        (lambda it: it < [1], "__lt__"),
+        (lambda it: -it, "__neg__"),
+        (lambda it: reversed(it), "__reversed__"),
+        (lambda it: it.append(3), ".append"),
+        (lambda it: it.shape, ".shape"),
+    ],
+)
+def test_nothing_can_be_done_with_it(use, got):
+    with pytest.raises(UnsupportedError, match="the model uses the host input 'lengths' otherwise") as caught:
+        use(the_list())
+    assert caught.value.got == got
+    assert "torch.ops.npu.npu_fused_infer_attention_score" in caught.value.expected and caught.value.fix
+
+
+def test_it_may_be_kept_and_asked_for_what_python_asks():
+    it = the_list()
+    assert {it: 1}[it] == 1 and isinstance(it, HostList)
+    with pytest.raises(AttributeError):
+        it.__array_interface__  # noqa: B018
+    assert not hasattr(it, "__cuda_array_interface__")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it, x: torch.add(x, it),
+        lambda it, x: torch.ops.aten.add.Tensor(x, it),
+        lambda it, x: torch.cat([x, it]),
+        lambda it, x: torch.where(x > 0, x, other=it),
+        lambda it, x: torch.ops.npu.npu_fused_infer_attention_score.out(x, x, x, actual_seq_lengths=it, workspace=x),
+    ],
+    ids=["a function", "an op", "in a list", "by name", "another overload"],
+)
+def test_another_op_does_not_take_it(call):
+    with pytest.raises(UnsupportedError, match="the host input 'lengths'") as caught:
+        call(the_list(), torch.zeros(2))
+    assert caught.value.got.startswith("an argument of ")
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_op_that_takes_it_becomes_the_one_with_a_tensor(by_name, monkeypatch):
+    from aotair.export import host_lists
+
+    seen = []
+    monkeypatch.setattr(host_lists, "with_tensors", lambda name: lambda *args, **kw: seen.append((name, args, kw)))
+    x, it = torch.zeros(2, 1, 16), the_list()
+    attention(x, x, x, num_heads=2, actual_seq_lengths_kv=it)
+    ((name, args, kwargs),) = seen
+    assert name == "npu_fused_infer_attention_score" and len(args) == 3
+    assert kwargs == {"num_heads": 2, "actual_seq_lengths_kv_tensor": it._tensor}
+    overload = attention.default if by_name else torch.ops.npu.npu_fused_infer_attention_score_v2
+    key = "actual_seq_lengths_kv" if by_name else "actual_seq_kvlen"
+    overload(x, x, x, **{key: it})
+    assert seen[1][2] == {f"{key}_tensor": it._tensor}
+
+
+def test_two_lists_of_one_call_are_both_taken(monkeypatch):
+    from aotair.export import host_lists
+
+    seen = []
+    monkeypatch.setattr(host_lists, "with_tensors", lambda name: lambda *args, **kw: seen.append(kw))
+    x, a, b = torch.zeros(2, 1, 16), the_list("a"), the_list("b")
+    attention(x, x, x, actual_seq_lengths=a, actual_seq_lengths_kv=b)
+    assert seen == [{"actual_seq_lengths_tensor": a._tensor, "actual_seq_lengths_kv_tensor": b._tensor}]
+    with pytest.raises(UnsupportedError, match="the host input 'b'"):
+        attention(x, x, b, actual_seq_lengths=a)
+
+
+def test_host_inputs_become_lists_and_others_stay():
+    job = job_of(parse_recipe(recipe("plus one"))).entries[0]
+    x, lengths = torch.zeros(2, 1, 16), torch.tensor([1, 1])
+    found = with_lists({"x": x, "lengths": lengths}, job)
+    assert found["x"] is x and isinstance(found["lengths"], HostList)
+    assert found["lengths"]._tensor is lengths and found["lengths"]._name == "lengths"

@@ -8,6 +8,9 @@ from torch import nn
 
 import aotair
 from aotair.errors import UnsupportedError
+from aotair.export.exported import Exported, NamedTensor
+from aotair.export.identity import unified
+from aotair.model.tied_names import Names
 from aotair_runtime.artifact.open import read_program
 
 X = {"x": {"shape": [3, 3], "dtype": "float32"}}
@@ -218,3 +221,101 @@ def test_random_models_are_written_as_they_are_read(share, tmp_path):
         with aotair.load(aotair.build(given, tmp_path / "a.aotair"), enable_output_clone=True) as loaded:
             torch.testing.assert_close(loaded.a(x), original.a(x), msg=str(seed))
             torch.testing.assert_close(loaded.b(x), original.b(x), msg=str(seed))
+
+
+# ---- graphs alone ----------------------------------------------------------------------------------------------------
+
+
+def graph_of(constants: dict | None = None, states: dict | None = None, registered=()) -> Exported:
+    """What is known of a graph whose placeholders go by p_NAME."""
+    names = Names({}, frozenset(), frozenset(registered))
+    kinds = [
+        {f"p_{name}": NamedTensor(name, tensor) for name, tensor in (tensors or {}).items()}
+        for tensors in (constants, states)
+    ]
+    return Exported(torch.fx.GraphModule({}, torch.fx.Graph()), *kinds, {}, (), ("tuple",), names)
+
+
+def names_of(one: Exported) -> tuple[dict[str, str], dict[str, str]]:
+    return {p: c.name for p, c in one.constants.items()}, {p: c.name for p, c in one.states.items()}
+
+
+A, B = torch.ones(3), torch.zeros(3)
+
+
+def test_one_graph_keeps_its_names():
+    (found,) = unified([graph_of({"w": A, "v": B}, {"s": torch.zeros(1)})], ["a"])
+    assert names_of(found) == ({"p_w": "w", "p_v": "v"}, {"p_s": "s"})
+
+
+def test_two_tensors_of_one_name_get_two():
+    found = unified([graph_of({"c": A}), graph_of({"c": B}), graph_of({"c": A})], ["a", "b", "c"])
+    assert [names_of(one)[0] for one in found] == [{"p_c": "c"}, {"p_c": "b.c"}, {"p_c": "c"}]
+
+
+def test_a_name_that_is_taken_is_numbered():
+    graphs = [graph_of({"c": A, "b.c": B}), graph_of({"c": torch.full((3,), 2.0)})]
+    first, second = unified(graphs, ["a", "b"])
+    assert names_of(second)[0] == {"p_c": "b.c.1"} and set(names_of(first)[0].values()) == {"c", "b.c"}
+
+
+def test_what_is_registered_keeps_its_name_whoever_comes_first():
+    first, second = unified([graph_of({"w": A}), graph_of({"w": B}, registered=["w"])], ["a", "b"])
+    assert names_of(first)[0] == {"p_w": "a.w"} and names_of(second)[0] == {"p_w": "w"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [A.view(1, 3), A.view(3, 1), A.view(torch.int32), A[:2], A[1:], A.clone()],
+)
+def test_another_view_of_the_memory_is_another_tensor(other):
+    _, second = unified([graph_of({"c": A}), graph_of({"c": other})], ["a", "b"])
+    assert names_of(second)[0] == {"p_c": "b.c"}
+
+
+@pytest.mark.parametrize("other", [A, A.detach(), A.view(3), A[:]])
+def test_the_same_view_is_the_same_tensor(other):
+    _, second = unified([graph_of({"c": A}), graph_of({"c": other})], ["a", "b"])
+    assert names_of(second)[0] == {"p_c": "c"}
+
+
+def test_marked_views_are_told_apart():
+    values = torch.ones(2, dtype=torch.complex64)
+    _, second = unified([graph_of({"c": values}), graph_of({"c": values.conj()})], ["a", "b"])
+    assert names_of(second)[0] == {"p_c": "b.c"}
+
+
+def test_tensors_of_nothing_are_told_by_name_shape_and_dtype():
+    empty = torch.empty(0, 3)
+    found = unified(
+        [graph_of({"c": empty}), graph_of({"c": torch.empty(0, 3)}), graph_of({"c": torch.empty(0, 4)})], list("abc")
+    )
+    assert [names_of(one)[0]["p_c"] for one in found] == ["c", "c", "c.c"]
+
+
+def test_what_one_graph_writes_is_a_state_in_all():
+    state = torch.zeros(3)
+    reads, writes = unified([graph_of({"s": state, "w": A}), graph_of({}, {"s": state})], ["a", "b"])
+    assert names_of(reads) == ({"p_w": "w"}, {"p_s": "s"}) and names_of(writes) == ({}, {"p_s": "s"})
+
+
+def test_names_of_a_state_are_those_of_who_writes_it():
+    state = torch.zeros(3)
+    found = unified([graph_of({"reads": state}), graph_of({}, {"writes": state})], ["a", "b"])
+    assert [names_of(one)[1] for one in found] == [{"p_reads": "writes"}, {"p_writes": "writes"}]
+
+
+@pytest.mark.parametrize("other", [lambda s: s[1:], lambda s: s.view(1, 4), lambda s: s.view(torch.int32)])
+@pytest.mark.parametrize("both", [True, False])
+def test_a_state_that_another_tensor_overlaps_is_refused(other, both):
+    state = torch.zeros(4)
+    graphs = [graph_of({"part": other(state)}), graph_of({}, {"s": state})]
+    if both:
+        graphs = [graph_of({"part": other(state)}, {"s": state})]
+    with pytest.raises(UnsupportedError, match="s, whose memory part"):
+        unified(graphs, ["a", "b"][: len(graphs)])
+
+
+def test_neighbours_in_one_storage_do_not_overlap():
+    both = torch.zeros(8)
+    unified([graph_of({"c": both[:4]}, {"s": both[4:]})], ["a"])

@@ -1,12 +1,20 @@
 """Every bucket against the original model: what is recorded, and what a wrong bucket or a padding that shows says."""
 
 import pytest
+import safetensors.torch
+import torch
 from cases import RECIPES
+from exports import job_for, model_of, shaped
 
 import aotair
 from aotair import pack
 from aotair.errors import ProofError
+from aotair.export.export import export
+from aotair.pack import lay_down
+from aotair.program import build_program
+from aotair.prove.prove import Proved, on_host, prove
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.schema import Proof
 
 
 def test_what_was_proved_is_recorded(built):
@@ -38,3 +46,274 @@ def test_what_is_proved_is_what_was_written(tmp_path, monkeypatch):
     with pytest.raises(ProofError, match="is not the original model's"):
         aotair.build(RECIPES["linear"], tmp_path / "a.aotair")
     assert not list(tmp_path.iterdir())
+
+
+# ---- alone: a small artifact and a model that is another -------------------------------------------------------------
+
+ROWS = shaped("n", 3)
+
+
+def laid(model, folder, inputs=None, buckets=None, **parts):
+    """A model's artifact as it is before the proof, and the job."""
+    given = {"x": ROWS} if inputs is None else inputs
+    buckets = {"n": [2, 4]} if buckets is None else buckets
+    job = job_for(model, given, buckets, **parts)
+    folder.mkdir(exist_ok=True)
+    return lay_down(build_program([export(model, job.entries[0])], job, lambda *_: None), folder), job
+
+
+def proved(model, folder, inputs=None, buckets=None, other=None, **parts) -> Proved:
+    artifact, job = laid(model, folder, inputs, buckets, **parts)
+    return prove(artifact, other or model, job, lambda *_: None)
+
+
+def refused(*args, **parts) -> ProofError:
+    with pytest.raises(ProofError) as caught:
+        proved(*args, **parts)
+    return caught.value
+
+
+DOUBLE = model_of(lambda self, x: x * 2)
+ALMOST = model_of(lambda self, x: x * 2 + 1e-3)
+
+
+def test_a_right_program_has_a_proof_for_each_bucket(tmp_path):
+    heard = []
+    artifact, job = laid(DOUBLE, tmp_path)
+    found = prove(artifact, DOUBLE, job, lambda done, total: heard.append((done, total)))
+    (entry,) = found.program.entry_points
+    assert [bucket.proof for bucket in entry.buckets] == [Proof(0.0, ()), Proof(0.0, ())]
+    assert heard == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_golden_tensors_are_the_originals_inputs_and_outputs(tmp_path):
+    golden = proved(DOUBLE, tmp_path).golden
+    assert set(golden) == {f"forward.{number}.{side}" for number in (0, 1) for side in ("in.x", "out.0")}
+    for number, size in ((0, 2), (1, 4)):
+        x = golden[f"forward.{number}.in.x"]
+        assert x.shape == (size, 3) and torch.equal(golden[f"forward.{number}.out.0"], x * 2)
+
+
+def test_another_answer_is_refused_with_bucket_output_and_error(tmp_path):
+    error = refused(DOUBLE, tmp_path, other=ALMOST)
+    assert error.what == "bucket n=2: the output 'output' is not the original model's"
+    assert error.expected == "within atol 1e-05 and rtol 0.0001" and error.got == "an error of 0.001"
+    assert "loosen verify" in error.fix and "--stop-after" in error.fix
+
+
+def test_the_recipes_tolerance_is_what_counts(tmp_path):
+    found = proved(DOUBLE, tmp_path, other=ALMOST, verify={"atol": 1e-2, "rtol": 0.0})
+    (entry,) = found.program.entry_points
+    assert all(0.9e-3 < bucket.proof.max_abs_error < 1.1e-3 for bucket in entry.buckets)
+    golden = found.golden["forward.0.in.x"], found.golden["forward.0.out.0"]
+    assert torch.equal(golden[1], golden[0] * 2 + 1e-3), "golden is what the original answers"
+
+
+def test_outputs_are_named_as_the_model_returns_them(tmp_path):
+    right = model_of(lambda self, x: {"a": x * 2, "b": [x, x + 1]})
+    wrong = model_of(lambda self, x: {"a": x * 2, "b": [x, x + 2]})
+    assert "the output 'b[1]' is not" in refused(right, tmp_path, other=wrong).what
+
+
+def test_of_a_model_with_a_fast_path_the_fix_is_to_leave_it(tmp_path):
+    def layer(**parts):
+        return torch.nn.TransformerEncoderLayer(4, 1, 8, 0.0, batch_first=True, **parts).eval().requires_grad_(False)
+
+    torch.manual_seed(0)
+    mine, theirs = layer(), layer()
+    error = refused(mine, tmp_path, {"src": shaped(1, "n", 4)}, other=theirs)
+    assert "enable_nested_tensor=False" in error.fix
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def _adds_up(self, x):
+    self.total.add_(x.sum(0))
+    return x + self.total
+
+
+def test_states_are_compared_after_the_call_and_from_random_values(tmp_path):
+    model = model_of(_adds_up, total=torch.zeros(3))
+    found = proved(model, tmp_path)
+    assert any(name.startswith("forward.0.state.total") for name in found.golden)
+    assert torch.equal(model.total, torch.zeros(3)) or model.total.shape == (3,)
+
+
+def test_who_reads_a_cache_of_zeros_is_seen_from_random_states(tmp_path):
+    """Both answer alike as long as the state is zero."""
+    reads = model_of(lambda self, x: (self.cache.mul_(1), x + self.cache)[1], cache=torch.zeros(3))
+    ignores = model_of(lambda self, x: (self.cache.mul_(1), x + 0)[1], cache=torch.zeros(3))
+    error = refused(reads, tmp_path, other=ignores)
+    assert "bucket n=2, from random states: the output 'output'" in error.what
+
+
+def test_a_state_that_is_written_otherwise_is_seen(tmp_path):
+    mine = model_of(lambda self, x: (self.total.add_(1), x + 0)[1], total=torch.zeros(3))
+    other = model_of(lambda self, x: (self.total.add_(2), x + 0)[1], total=torch.zeros(3))
+    assert "the output 'state total' is not" in refused(mine, tmp_path, other=other).what
+
+
+def test_a_state_of_integers_is_left_as_it_was_built(tmp_path):
+    model = model_of(lambda self, x: (self.steps.add_(1), x * self.steps)[1], steps=torch.zeros(1, dtype=torch.int64))
+    assert proved(model, tmp_path).program.entry_points[0].buckets[0].proof == Proof(0.0, ())
+
+
+def test_an_input_that_is_written_otherwise_is_seen(tmp_path):
+    inputs = {"x": ROWS, "cache": ROWS | {"mutated": True}}
+    mine = model_of(lambda self, x, cache: (cache.add_(x), x + 0)[1])
+    other = model_of(lambda self, x, cache: (cache.add_(x * 2), x + 0)[1])
+    assert "the output 'input cache' is not" in refused(mine, tmp_path, inputs, other=other).what
+    golden = proved(mine, tmp_path / "b", inputs).golden
+    before, x = golden["forward.0.in.cache"], golden["forward.0.in.x"]
+    after = golden.get("forward.0.after.cache")
+    assert after is not None and torch.equal(after, before + x)
+
+
+def test_several_entry_points_are_proved_one_after_the_other(tmp_path):
+    class Two(torch.nn.Module):
+        def a(self, x):
+            return x + 1
+
+        def b(self, x):
+            return x * 3
+
+    points = {name: {"method": name, "inputs": {"x": ROWS}, "buckets": {"n": [2]}} for name in "ab"}
+    job = job_for(Two(), {}, entry_points=points)
+    built = build_program([export(Two(), one) for one in job.entries], job, lambda *_: None)
+    found = prove(lay_down(built, tmp_path), Two(), job, lambda *_: None)
+    assert set(found.golden) == {"a.0.in.x", "a.0.out.0", "b.0.in.x", "b.0.out.0"}
+    assert [entry.buckets[0].proof for entry in found.program.entry_points] == [Proof(0.0, ())] * 2
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+ANY, ZERO = {"x": ROWS | {"pad": "any"}}, {"x": ROWS | {"pad": 0}}
+MEAN = model_of(lambda self, x: x.mean(0))
+
+
+def test_rows_that_do_not_meet_are_proved_with_every_poison(tmp_path):
+    found = proved(DOUBLE, tmp_path, ANY)
+    small, large = found.program.entry_points[0].buckets
+    assert {run.sizes for run in small.proof.padding} == {(1,)} and {run.sizes for run in large.proof.padding} == {(3,)}
+    poisons = {run.poison.partition(";")[0] for run in large.proof.padding}
+    assert poisons == {"x=nan", "x=inf", "x=-inf", "x=1e+30"}
+    assert all(run.identical and run.max_abs_error == 0.0 for run in large.proof.padding)
+
+
+def test_a_bucket_that_no_call_is_smaller_than_has_no_runs(tmp_path):
+    found = proved(DOUBLE, tmp_path, ZERO, {"n": [1]})
+    assert found.program.entry_points[0].buckets[0].proof.padding == ()
+
+
+def test_declared_values_are_said_as_such(tmp_path):
+    total = model_of(lambda self, x: x.sum(0))
+    runs = proved(total, tmp_path, ZERO).program.entry_points[0].buckets[1].proof.padding
+    assert all(run.poison.startswith("the declared values") for run in runs)
+    assert any("real values: x " in run.poison for run in runs)
+
+
+def test_padding_that_shows_names_dimension_input_and_bucket(tmp_path):
+    error = refused(MEAN, tmp_path, ZERO)
+    assert error.what == "padding the dimension n of the input x changes the outputs"
+    assert error.where.endswith("bucket n=2") and error.expected.startswith("the original's outputs at n=1, within")
+    assert "output (error" in error.got and "x filled with 0" in error.got
+    assert "declare the value that the model ignores" in error.fix
+
+
+def test_a_poison_that_shows_is_named(tmp_path):
+    summed = model_of(lambda self, x: x.sum(0))
+    assert "x filled with nan" in refused(summed, tmp_path, ANY).got
+
+
+def test_two_dimensions_are_padded_alone_and_together(tmp_path):
+    inputs = {"x": shaped("n", "m", pad=0)}
+    found = proved(model_of(lambda self, x: x * 3), tmp_path, inputs, {"n": [4], "m": [5]})
+    sizes = [run.sizes for run in found.program.entry_points[0].buckets[0].proof.padding]
+    assert sizes[:2] == [(1, 5), (4, 1)] and {(1, 1), (3, 4)} <= set(sizes)
+
+
+def test_only_sizes_that_the_bucket_serves_are_tried(tmp_path):
+    """Below the next smaller bucket another one would serve."""
+    inputs = {"x": shaped("n", "m", pad=0)}
+    found = proved(model_of(lambda self, x: x * 3), tmp_path, inputs, {"n": [2, 6], "m": [3]})
+    large = found.program.entry_points[0].buckets[1]
+    assert all(3 <= n <= 6 and 1 <= m <= 3 for n, m in (run.sizes for run in large.proof.padding))
+
+
+def test_a_dimension_without_padding_keeps_its_size(tmp_path):
+    inputs = {"x": shaped("n", "m", pad={"n": 0})}
+    found = proved(model_of(lambda self, x: x.softmax(1)), tmp_path, inputs, {"n": [4], "m": [5]})
+    assert {run.sizes[1] for run in found.program.entry_points[0].buckets[0].proof.padding} == {5}
+
+
+def test_what_the_padded_output_keeps_is_cut_to_the_real_sizes(tmp_path):
+    """The padded rows answer too; only the real ones are the outputs."""
+    plus = model_of(lambda self, x: torch.cat([x + 1, x[:1]]))
+    error = refused(plus, tmp_path, ZERO)
+    assert "changes the outputs" in error.what, "the last row is no longer the last"
+
+
+def test_an_original_that_fails_at_a_size_says_which(tmp_path):
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and x.shape[0] == 1:
+            raise ValueError("too few")
+        return x * 2
+
+    error = refused(DOUBLE, tmp_path, ZERO, other=model_of(forward))
+    assert "fails at sizes that a bucket would serve: ValueError: too few" in error.what
+    assert error.got == "x [1, 3]" and "dimensions: {NAME: {min: SIZE}}" in error.fix
+
+
+def test_masks_of_another_input_are_padded_beside(tmp_path):
+    inputs = {"x": shaped("n", 3, pad="any"), "mask": shaped("n", 1, dtype="int64", range=[0, 2], pad=0)}
+    masked = model_of(lambda self, x, mask: torch.where(mask.bool(), x, 0.0).sum(0))
+    runs = proved(masked, tmp_path, inputs).program.entry_points[0].buckets[1].proof.padding
+    assert {run.poison.partition(";")[0] for run in runs} >= {"x=nan", "x=inf"}
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+def samples(tmp_path, *sizes: int, value: float = 5.0) -> dict:
+    tensors = {f"{number}.x": torch.full((size, 3), value) for number, size in enumerate(sizes)}
+    safetensors.torch.save_file(tensors, tmp_path / "s.safetensors")
+    return {"verify": {"samples": str(tmp_path / "s.safetensors")}}
+
+
+def test_samples_are_compared_and_padded_in_the_next_larger_bucket(tmp_path):
+    found = proved(DOUBLE, tmp_path / "a", ANY, **samples(tmp_path, 2, 3, 4))
+    small, large = found.program.entry_points[0].buckets
+    texts = [(run.sizes, run.poison) for run in large.proof.padding if "verify.samples" in run.poison]
+    assert {sizes for sizes, _ in texts} == {(2,), (3,)} and len(texts) == 2 * 4
+    assert all("those of verify.samples, " in text for _, text in texts)
+    assert not any("verify.samples" in run.poison for run in small.proof.padding)
+
+
+def test_a_sample_that_is_answered_otherwise_is_refused_by_its_number(tmp_path):
+    mine = model_of(lambda self, x: torch.where(x > 50, 0.0, x))
+    other = model_of(lambda self, x: x + 0)
+    inputs = {"x": ROWS | {"range": [0, 10]}}
+    error = refused(mine, tmp_path / "a", inputs, other=other, **samples(tmp_path, 4, value=60.0))
+    assert "verify.samples, sample 0: the output" in error.what
+
+
+# ---- on the host -----------------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_for_another_device_is_proved_here(tmp_path):
+    artifact, job = laid(DOUBLE, tmp_path, target={"device": "cuda", "memory_budget": 1})
+    with on_host(artifact) as model:
+        assert model.device.type == "cpu" and torch.equal(model(torch.ones(2, 3)), torch.full((2, 3), 2.0))
+    assert prove(artifact, DOUBLE, job, lambda *_: None).program.requirements.device == "cuda"
+
+
+def test_the_ops_of_the_recipes_own_model_are_allowed(tmp_path):
+    library = torch.library.Library("aotairprove", "FRAGMENT")
+    library.define("triple(Tensor x) -> Tensor")
+    library.impl("triple", lambda x: x * float(3), "CPU")
+    library.impl("triple", torch.empty_like, "Meta")
+    model = model_of(lambda self, x: torch.ops.aotairprove.triple(x))
+    artifact, _ = laid(model, tmp_path, target={"allow_namespaces": ["aotairprove"]})
+    with on_host(artifact) as loaded:
+        assert torch.equal(loaded(torch.ones(2, 3)), torch.full((2, 3), 3.0))
