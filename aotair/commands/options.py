@@ -40,6 +40,6 @@ def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...]
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, ValueError) as error:
             raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error
     return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)

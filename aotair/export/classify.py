@@ -16,7 +16,7 @@ from aotair_runtime.format.schema import Expr, Tree
 
 from ..errors import UnsupportedError
 from ..graph.alias import root
-from ..graph.operand import operands
+from ..graph.operand import operands, results_of
 from ..graph.resolve import resolve_views
 from ..graph.user_line import source
 from ..graph.verify import refuse_unsupported
@@ -186,10 +186,21 @@ def _output_shapes(
             if isinstance(dim, str) and isinstance(size, torch.SymInt):
                 symbols |= _in_terms_of(size.node.expr, ("dim", dims.index(dim)))
                 values |= {size.node.expr: _sizes_of_calls(job, dim)} if size.node.expr.is_Symbol else {}
-    shapes = []
-    for node in operands(module.graph.output_node()):
-        shapes.append(tuple(to_expr(size, Symbols(symbols, values)) for size in node.meta["val"].shape))
-    return tuple(shapes)
+    known = Symbols(symbols, values)
+    return tuple(_output_shape(node, number, job, known) for number, node in enumerate(results_of(module.graph)))
+
+
+def _output_shape(node: Node, number: int, job: EntryJob, symbols: Symbols) -> tuple[Expr, ...]:
+    try:
+        return tuple(to_expr(size, symbols) for size in node.meta["val"].shape)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"output {number}{source(node)}: {error.what}",
+            where=job.where,
+            expected=error.expected,
+            got=error.got,
+            fix=error.fix or "make a size that a sum, product or floor division of the inputs' sizes gives",
+        ) from error
 
 
 def _sizes_of_calls(job: EntryJob, dim: str) -> Collection[int]:

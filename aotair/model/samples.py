@@ -38,7 +38,9 @@ def _random(item: InputPart, shape: Sequence[int], generator: torch.Generator) -
             return (order + int(low)).view(shape).to(kind)
         if item.dtype == "bool":
             return torch.randint(int(low), int(high), shape, generator=generator).to(kind)
-        return torch.randint(int(low), int(high), shape, dtype=kind, generator=generator)
+        # torch takes no end beyond int64, so that its largest number is never drawn.
+        end = min(int(high), torch.iinfo(torch.int64).max)
+        return torch.randint(int(low), end, shape, dtype=kind, generator=generator)
     if item.range is None:
         return torch.randn(shape, generator=generator).to(kind)
     low, high = item.ends

@@ -105,6 +105,7 @@ class _Prover:
         sizes = dict(zip(self._job.dims(), bucket.sizes, strict=True))
         inputs = random_inputs(self._job, sizes, number)
         want, got = self._reference(inputs), self._replay(inputs)
+        self._refuse_no_numbers(want)
         error = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
         self._record(number, inputs, want)
         error = max(error, self._from_other_states(inputs, number, bucket))
@@ -178,6 +179,18 @@ class _Prover:
     def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, states: Tensors) -> _Run:
         names = self._output_names + [f"input {n}" for n in self._mutated] + [f"state {n}" for n in states]
         return _Run(names, [*outputs, *(inputs[name] for name in self._mutated), *states.values()])
+
+    def _refuse_no_numbers(self, want: _Run) -> None:
+        """Raises ProofError where the original answers NaN alone: whatever is compared with that agrees."""
+        for name, tensor in zip(want.names[: len(self._output_names)], want.tensors):
+            if tensor.numel() and bool(tensor.isnan().all()):
+                raise ProofError(
+                    f"the original model's output {name!r} is NaN throughout, which proves nothing",
+                    where=self._job.where,
+                    expected="numbers, for inputs within their ranges",
+                    got="NaN alone, for random inputs",
+                    fix="say under inputs in which range the model's inputs lie",
+                )
 
     def _compare(self, want: _Run, got: _Run, where: str) -> float:
         """The largest error; raises ProofError where one is beyond the recipe's tolerance."""

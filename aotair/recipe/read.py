@@ -1,7 +1,7 @@
 """From YAML or a dict to a recipe that is consistent, or an error with the path to the field at fault."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"not readable: {error}", where=str(path)) from error
     try:
-        data = yaml.safe_load(text)
+        data = _load(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"not YAML: {error}", where=str(path)) from error
     if not isinstance(data, dict):
@@ -60,11 +60,28 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     return parse_recipe(data, path)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's plain values; a key that stands twice is an error, where YAML would drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and keys.count(key.value) > 1 and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def _change(data: dict[str, Any], change: str, where: str) -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.split(".")
     try:
-        value = yaml.safe_load(text)
+        value = _load(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"--set {name}: not YAML: {error}", where=where, got=text) from error
     while parents:

@@ -31,7 +31,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 # An argument, or by dots what lies within one: batch.ids, layers.0
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.=\s]+)*$")]
 CONTAINERS = {"dict": dict, "list": list, "tuple": tuple}
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 def _plain(value: object) -> object:
@@ -46,7 +46,9 @@ def _plain(value: object) -> object:
     return value
 
 
-Bytes = Annotated[int, BeforeValidator(read_bytes), Field(ge=0), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[
+    int, BeforeValidator(read_bytes), Field(ge=0, lt=1 << 46), WithJsonSchema({"type": ["integer", "string"]})
+]
 Budget = Annotated[
     int | float, BeforeValidator(read_budget), Field(gt=0), WithJsonSchema({"type": ["integer", "number", "string"]})
 ]
@@ -172,11 +174,19 @@ class InputPart(_Part):
             raise ValueError(f"range is [number, number], [number, dimension] or [number, dimension + 1]: {self.range}")
         if not isinstance(high, str) and not low < high:
             raise ValueError(f"range must be [low, high) with low < high, not {self.range}")
-        if self.dtype in FLOATS or self.range is None:
+        if self.range is None:
+            return
+        if self.dtype in FLOATS:
+            self._check_float_range(low, high)
             return
         least, most = _INTEGERS[self.dtype]
         if low < least or (not isinstance(high, str) and high > most + 1) or not all(map(_is_whole, self.range)):
             raise ValueError(f"{self.dtype} holds whole numbers from {least} to {most}: range is {self.range}")
+
+    def _check_float_range(self, low: float | int, high: float | int | str) -> None:
+        largest = torch.finfo(getattr(torch, self.dtype)).max
+        if not all(isinstance(end, str) or abs(end) <= largest for end in (low, high)):
+            raise ValueError(f"{self.dtype} holds finite numbers up to {largest:g}: range is {self.range}")
 
     def _check_pad(self) -> None:
         fill = self.fill
@@ -260,7 +270,7 @@ class VerifyPart(_Part):
 
     atol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
     rtol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
-    seed: int = Field(default=0, ge=0, description="of the random inputs and states")
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="of the random inputs and states")
     samples: str | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
     )
@@ -310,6 +320,8 @@ def _distinct(buckets: Buckets) -> Buckets:
         for name, sizes in buckets.items():
             if not sizes or len(set(sizes)) != len(sizes):
                 raise ValueError(f"{name}: expected distinct sizes, got {sizes}")
+    elif any(bucket in buckets[:number] for number, bucket in enumerate(buckets)):
+        raise ValueError("expected distinct buckets, and one is there twice")
     return buckets
 
 

@@ -92,7 +92,7 @@ def summary_table(summary: Summary) -> str:
         ["padding runs, each neutral", f"{summary.padding_runs}"],
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],
         ["arena bytes, for all buckets", f"{summary.arena:,}"],
-        ["weight bytes", f"{summary.weights:,}"],
+        ["bytes of the weights file", f"{summary.weights:,}"],
         ["memory bytes on the device at most", f"{summary.memory:,}{_budget(summary.budget)}"],
         *([f"nodes import, and allow {namespace}", package] for namespace, package in summary.packages.items()),
         ["program bytes", f"{summary.program:,}"],

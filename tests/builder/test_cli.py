@@ -34,7 +34,13 @@ def linear_recipe(tmp_path: Path) -> Path:
 
 def test_build_ends_with_a_table(linear_recipe: Path, tmp_path: Path):
     text = aotair("build", linear_recipe, "-o", tmp_path / "x.aotair")
-    for part in ("graph nodes before / after", "buckets, each proved", "arena bytes", "weight bytes", "largest error"):
+    for part in (
+        "graph nodes before / after",
+        "buckets, each proved",
+        "arena bytes",
+        "bytes of the weights file",
+        "largest error",
+    ):
         assert part in text
     assert "seconds: prove" in text
 

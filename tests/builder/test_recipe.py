@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import RECIPES
 
 import aotair
 from aotair.errors import RecipeError
@@ -193,3 +194,34 @@ def test_a_job_imports_what_the_recipe_names_once(tmp_path: Path, monkeypatch):
     aotair.build(tmp_path / "r.yaml", tmp_path / "a.aotair")
     assert builtins.aotair_imports == 2
     assert job_of(read_recipe(tmp_path / "r.yaml")).config is not recipe["config"]
+
+
+@pytest.mark.parametrize("ends", [[0, float("inf")], [-float("inf"), 0], [0, float("nan")], [0, 1e39], [0, 10**400]])
+def test_a_range_that_the_dtype_does_not_hold_is_refused(ends):
+    """Samples of an infinite range are infinite, and what the model makes of them is NaN, which agrees with NaN."""
+    inputs = {"x": {"shape": [4, 4], "dtype": "float32", "range": ends}}
+    with pytest.raises(RecipeError, match=r"inputs\.x"):
+        parse_recipe(RECIPES["linear"] | {"inputs": inputs})
+
+
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        ({"buckets": {"batch": [1 << 62]}}, "buckets"),
+        ({"buckets": [{"batch": 2}, {"batch": 2}]}, "buckets"),
+        ({"verify": {"seed": 1 << 64}}, "verify.seed"),
+        ({"target": {"workspace": 1 << 64}}, "target.workspace"),
+    ],
+)
+def test_numbers_that_nothing_holds_are_refused_with_their_place(change, at):
+    with pytest.raises(RecipeError) as error:
+        parse_recipe(RECIPES["linear"] | change)
+    assert at in error.value.what
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    """YAML keeps the last one, and a build of other buckets than the first line says would be nobody's wish."""
+    file = tmp_path / "twice.yaml"
+    file.write_text("name: twice\nbuckets: {n: [1]}\nbuckets: {n: [8]}\n")
+    with pytest.raises(RecipeError, match="the key 'buckets' stands twice"):
+        read_recipe(file)

@@ -317,3 +317,16 @@ def test_the_ops_of_the_recipes_own_model_are_allowed(tmp_path):
     artifact, _ = laid(model, tmp_path, target={"allow_namespaces": ["aotairprove"]})
     with on_host(artifact) as loaded:
         assert torch.equal(loaded(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+
+
+class Nothing(torch.nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+def test_outputs_that_are_nan_throughout_prove_nothing(tmp_path):
+    """A replay that computed anything at all would agree with them."""
+    with pytest.raises(ProofError, match="NaN throughout"):
+        aotair.build(
+            model=Nothing(), inputs={"x": {"shape": [4], "dtype": "float32"}}, name="nothing", out=tmp_path / "n.aotair"
+        )
