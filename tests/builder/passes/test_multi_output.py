@@ -104,20 +104,3 @@ def test_several_results_decline(function, reason, caplog):
     assert "reinplace failed" in said and any(part in said for part in reason.split("|")), said
     assert targets(module) == before
     assert_same_numbers(reinplace_input_mutated_ops, function, X, K, V)
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda x, y: ops.norm_functional(x, y * 2, 0.5), "is an input, a parameter, or looks at one"),
-        (lambda x, y: (*ops.norm_functional(t := x + 1, y * 2, 0.5), t.sum()), "is used later"),
-        (lambda x, y: ops.norm_functional(t := x + 1, t, 0.5), "shares the memory"),
-        (lambda x, y: ops.norm_functional((x[:1] + 1).expand(2, 3), y * 2, 0.5), "share memory"),
-    ],
-)
-def test_intermediates_of_several_results_decline(function, reason, caplog):
-    module = trace(function, X, K)
-    said = reasons(caplog, reinplace_inplaceable_ops, module)
-    assert reason in said
-    assert "aotairtest.norm_functional.default" in targets(module)
-    assert_same_numbers(reinplace_inplaceable_ops, function, X, K)
