@@ -7,22 +7,37 @@ import pytest
 import torch
 import yaml
 from cases import RECIPES
-from exports import model_of, shaped
+from exports import job_for, model_of, shaped
 
 import aotair
 from aotair import CompilerConfig, builder
-from aotair.builder import _Clock, _labels, _observer, build_with_summary, explain, plan
-from aotair.errors import InternalError, ModelError, ProofError, RecipeError
+from aotair.builder import (
+    _check_written,
+    _checked,
+    _Clock,
+    _export_for_its_reason,
+    _exported,
+    _labels,
+    _nodes,
+    _observer,
+    build_with_summary,
+    explain,
+    plan,
+)
+from aotair.errors import ExportError, InternalError, ModelError, ProofError, RecipeError, SizesError, UnsupportedError
 from aotair.export.exported import Exported
+from aotair.fingerprint import origin_of
 from aotair.model.load import load_model
+from aotair.passes.observer import Observer
 from aotair.promise import promised
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
-from aotair.summary import Listener
+from aotair.summary import Bisection, Listener
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.call.entry import Entry
-from aotair_runtime.errors import AotairError, CaptureError
+from aotair_runtime.errors import AotairError, CaptureError, MemoryBudgetError
 from aotair_runtime.format.schema import Origin
+from aotair_runtime.weights.golden import Comparison
 
 
 def _planted(error: Exception):
@@ -285,3 +300,119 @@ def test_a_stage_that_fails_is_not_timed():
     with pytest.raises(ValueError), clock.stage("worse"):
         raise ValueError
     assert list(clock.seconds) == ["good"] and caught.value.stage == "bad"
+
+
+# ---- why a model is refused ------------------------------------------------------------------------------------------
+
+
+def refusal(monkeypatch, forward, at, *, buckets=(2, 4)) -> Exception:
+    """What comes of a model whose calls fail, where one graph raises `forward`, and one of a bucket `at`."""
+
+    def raising(error):
+        def raise_(*_):
+            raise error
+
+        return raise_
+
+    monkeypatch.setattr(builder, "export", raising(forward) if forward is not None else lambda *_: None)
+    monkeypatch.setattr(builder, "export_at", raising(at) if at is not None else lambda *_: None)
+    job = job_for(DOUBLE, {"x": ROWS}, {"n": list(buckets)})
+    try:
+        _export_for_its_reason(DOUBLE, job.entries[0])
+    except AotairError as error:
+        return error
+
+
+SIZES, LINE, UNSUPPORTED = SizesError("sizes"), ExportError("a line"), UnsupportedError("an op")
+
+
+@pytest.mark.parametrize(
+    ("one", "at", "found"),
+    [
+        (None, None, None),  # nothing is known
+        (LINE, None, LINE),
+        (UNSUPPORTED, None, UNSUPPORTED),
+        (SIZES, None, None),  # another graph for each size serves
+        (SIZES, LINE, SIZES),
+        (SIZES, SizesError("others"), SIZES),
+        (SIZES, UNSUPPORTED, UNSUPPORTED),
+    ],
+)
+def test_the_reason_is_the_exports_where_it_has_one(one, at, found, monkeypatch):
+    assert refusal(monkeypatch, one, at) is found
+
+
+# ---- what is checked at the end --------------------------------------------------------------------------------------
+
+
+def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
+    seen = []
+    load = builder.on_host
+    monkeypatch.setattr(builder, "on_host", lambda given, **options: seen.append(options) or load(given, **options))
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+    assert [(way["clone_input"], way["enable_output_clone"]) for way in seen] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    assert seen[1]["disable_mempool_reuse_in_same_fx"] is True
+
+
+def test_an_error_of_a_way_keeps_what_it_says(tmp_path, monkeypatch):
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+
+    def fails(artifact, **options):
+        raise CaptureError("planted", where="there", expected="this", got="that", fix="so")
+
+    monkeypatch.setattr(builder, "on_host", fails)
+    with pytest.raises(ProofError) as caught:
+        _check_written(tmp_path / "a.aotair", "here")
+    error = caught.value
+    assert (error.where, error.expected, error.got, error.fix) == ("there", "this", "that", "so")
+    assert "clone_input=True, enable_output_clone=False: planted" in error.what
+
+
+def test_an_answer_beyond_the_tolerance_names_entry_and_bucket(tmp_path, monkeypatch):
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+    results = [Comparison("forward", "n=2", 0.0, True), Comparison("forward", "n=4", 0.25, False)]
+    monkeypatch.setattr(builder, "replay_golden", lambda _: results)
+    with pytest.raises(ProofError, match="answers differently with clone_input=True") as caught:
+        _check_written(tmp_path / "a.aotair", "here")
+    assert (caught.value.where, caught.value.got) == ("here: forward, bucket n=4", "an error of 0.25")
+
+
+def test_what_is_over_the_budget_is_refused_before_it_is_proved(tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "prove", lambda *_: pytest.fail("the proof"))
+    with pytest.raises(MemoryBudgetError):
+        aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", target={"memory_budget": 1}, **PARTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_further_graph_says_why_it_is_there():
+    class Branch(torch.nn.Module):
+        def forward(self, x):
+            return x * 2 if x.shape[0] > 3 else x - 1
+
+    job = job_for(Branch(), {"x": ROWS}, {"n": [2, 4]})
+    graphs = _exported(Branch(), job, Observer(job.target))
+    assert [graph.buckets for graph in graphs] == [((4,),), ((2,),)] and _nodes(graphs) > 4
+    assert [bool(graph.why) for graph in graphs] == [False, True]
+
+
+def test_the_origin_is_that_of_the_graphs_before_any_pass(tmp_path):
+    recipe = RECIPES["linear"] | {"buckets": {"n": [2]}}
+    found = read_program(aotair.build(recipe, tmp_path / "a.aotair")).origin
+    job = job_of(parse_recipe(recipe))
+    model = load_model(job)
+    job = _checked(model, job)
+    graphs = _exported(model, job, Observer(job.target))
+    assert found == origin_of(graphs, job, Bisection()) != Origin()
+
+
+def test_a_bisection_is_another_origin(tmp_path):
+    recipe = RECIPES["linear"] | {"buckets": {"n": [2]}}
+    summary = build_with_summary(recipe, tmp_path / "a.aotair", Listener(), Bisection(max_rewrites=0))
+    assert summary.rewrites == {} or not any(summary.rewrites.values())
+    aotair.build(recipe, tmp_path / "b.aotair")
+    one, other = (read_program(tmp_path / name).origin for name in ("a.aotair", "b.aotair"))
+    assert one.recipe != other.recipe and one.graph == other.graph

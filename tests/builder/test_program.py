@@ -12,11 +12,12 @@ import aotair
 from aotair import program
 from aotair.errors import InternalError, RecipeError, UnsupportedError
 from aotair.export.export import export
+from aotair.export.identity import unified
 from aotair.export.variants import export_buckets
 from aotair.passes.observer import Observer
 from aotair.program import ALIGNMENT, TORCH_MIN, build_program
 from aotair_runtime.artifact.open import read_program
-from aotair_runtime.format.schema import Dim, Input, Options, Output, Program, Requirements, Reserve, Tolerance
+from aotair_runtime.format.schema import Dim, Input, Options, Output, Program, Requirements, Reserve, Space, Tolerance
 
 
 def test_unused_weights_are_not_stored(tmp_path: Path):
@@ -234,3 +235,73 @@ def test_passes_over_buckets_are_observed_under_the_buckets_name(tmp_path):
     observer.over = lambda label: labels.append(label) or over(label)
     build_program([export(DOUBLE, job.entries[0])], job, lambda *_: None, observer)
     assert labels == ["n=2"]
+
+
+# ---- several buckets, entry points and inputs ------------------------------------------------------------------------
+
+
+def test_inputs_of_all_buckets_lie_in_one_place_where_that_costs_nothing():
+    (entry,) = program_of(buckets={"n": [2, 30, 64]}).entry_points
+    assert len({bucket.input_offsets for bucket in entry.buckets}) == 1
+    assert all(bucket.height == bucket.lower_bound for bucket in entry.buckets)
+
+
+def test_mutated_inputs_are_the_callers_and_have_no_copy():
+    def forward(self, x, cache):
+        cache.add_(x.sum(0))
+        return x + cache
+
+    (entry,) = program_of(model_of(forward), {"x": ROWS, "cache": shaped(3, mutated=True)}).entry_points
+    for bucket in entry.buckets:
+        assert bucket.input_offsets[0] >= 0 and bucket.input_offsets[1] == -1
+        assert [bucket.tensors[number].space for number in bucket.inputs] == [Space.INPUT, Space.CALLER]
+
+
+def test_an_input_that_is_returned_is_returned_from_its_copy():
+    (entry,) = program_of(model_of(lambda self, x: (x, x + 1))).entry_points
+    for bucket in entry.buckets:
+        assert bucket.tensors[bucket.outputs[0]].space == Space.INPUT
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(3))
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def write(self, x):
+        self.memory.copy_(x.sum(0) * self.scale)
+        return x + 1
+
+    def read(self, x):
+        return x + self.memory * self.scale
+
+
+def test_entry_points_share_constants_states_and_instructions():
+    points = {name: {"method": name, "inputs": {"x": ROWS}, "buckets": {"n": [2, 4]}} for name in ("write", "read")}
+    job = job_for(Two(), {}, entry_points=points)
+    model = Two()
+    graphs = unified([export(model, one) for one in job.entries], ["write", "read"])
+    found = build_program(graphs, job, lambda *_: None)
+    assert [entry.name for entry in found.program.entry_points] == ["write", "read"]
+    assert [state.name for state in found.program.state] == ["memory"] and set(found.weights) == {"memory", "scale"}
+    heights = [bucket.height for entry in found.program.entry_points for bucket in entry.buckets]
+    assert found.program.arena == max(heights) and len(found.pictures) == 4
+
+
+def test_host_inputs_are_said_to_be_such():
+    inputs = {
+        "x": shaped("n", 1, 16),
+        "lengths": shaped("n", dtype="int64", range=[1, 2], host=True),
+    }
+
+    def forward(self, x, lengths):
+        return torch.ops.npu.npu_fused_infer_attention_score(x, x, x, actual_seq_lengths_kv=lengths)[0]
+
+    (entry,) = program_of(model_of(forward), inputs, target={"device": "npu"}).entry_points
+    assert [item.host for item in entry.inputs] == [False, True]
+    assert all(bucket.updated == 1 for bucket in entry.buckets)
+
+
+def test_the_same_job_makes_the_same_program():
+    assert program_of() == program_of()
