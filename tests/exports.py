@@ -30,12 +30,12 @@ def shaped(*shape: int | str, dtype: str = "float32", **parts: object) -> dict:
     return {"shape": list(shape), "dtype": dtype, **parts}
 
 
-def job_for(model: torch.nn.Module, inputs: dict, buckets: dict | list | None = None, **parts: object) -> Job:
+def job_for(model: torch.nn.Module, /, inputs: dict, buckets: dict | list | None = None, **parts: object) -> Job:
     """What a build of a model that is there already has to do."""
     return job_of(of_model(model, {"inputs": inputs, "buckets": buckets or {}, **parts}), given=model)
 
 
-def entry_of(model: torch.nn.Module, inputs: dict, buckets: dict | list | None = None, **parts: object) -> EntryJob:
+def entry_of(model: torch.nn.Module, /, inputs: dict, buckets: dict | list | None = None, **parts: object) -> EntryJob:
     """The only entry point of such a job."""
     return job_for(model, inputs, buckets, **parts).entries[0]
 
@@ -46,7 +46,7 @@ def exported(name: str) -> tuple[Job, Exported]:
     return job, export(load_model(job), job.entries[0])
 
 
-def built_of(model: torch.nn.Module, inputs: dict, buckets: dict | list | None = None, **parts: object) -> Built:
+def built_of(model: torch.nn.Module, /, inputs: dict, buckets: dict | list | None = None, **parts: object) -> Built:
     """The program of a model, planned but not proved, without any pass before."""
     job = job_for(model, inputs, buckets, **parts)
     return build_program([export(model, job.entries[0])], job, lambda *_: None)

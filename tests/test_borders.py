@@ -193,3 +193,17 @@ NAMED = [
 @pytest.mark.parametrize(("module", "tests"), NAMED, ids=lambda f: f.stem)
 def test_each_pass_and_each_rule_has_a_test_file_of_its_name(module: Path, tests: Path):
     assert tests.is_file(), f"{module.relative_to(ROOT)} has no {tests.relative_to(ROOT)}"
+
+
+LINE = ("export", "lower", "emit", "plan", "prove")  # the folders of the stages
+ALONE = ("program", "pack", "promise", "fingerprint", "reuse", "builder")  # and the stages of one file
+STAGES = [
+    *(module for folder in LINE for module in files(BUILDER / folder) if module.stem != "__init__"),
+    *(BUILDER / f"{name}.py" for name in ALONE),
+]
+
+
+@pytest.mark.parametrize("module", STAGES, ids=lambda f: str(f.relative_to(BUILDER)))
+def test_each_module_of_the_line_has_a_test_file_of_its_name(module: Path):
+    tests = ROOT / "tests" / "builder" / module.parent.relative_to(BUILDER) / f"test_{module.stem}.py"
+    assert tests.is_file(), f"{module.relative_to(ROOT)} has no {tests.relative_to(ROOT)}"

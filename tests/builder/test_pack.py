@@ -3,12 +3,21 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import safetensors.torch
+import torch
 import yaml
 from cases import RECIPES
+from exports import built_of, model_of, shaped
 
-from aotair_runtime.artifact.open import digest
+from aotair.errors import InternalError, RecipeError
+from aotair.pack import _written, lay_down, pack, written_aside
+from aotair.program import Built
+from aotair.prove.prove import Proved
+from aotair_runtime.artifact.open import digest, read_program
 
 
 def test_two_builds_in_two_processes_are_identical(tmp_path: Path):
@@ -33,3 +42,130 @@ def test_weights_are_mapped_not_copied(built):
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "weights.safetensors" in line]
     spans = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in mapped]
     assert storages and all(any(low <= s < high for low, high in spans) for s in storages)
+
+
+# ---- a directory written aside ---------------------------------------------------------------------------------------
+
+ROWS = shaped("n", 3)
+MODEL = model_of(lambda self, x: x * self.w, w=torch.ones(3))
+
+
+def small() -> Built:
+    return built_of(MODEL, {"x": ROWS}, {"n": [2, 4]})
+
+
+def artifact_at(out: Path, text: str) -> None:
+    with written_aside(out) as folder:
+        (folder / "program.msgpack").write_text(text)
+
+
+def test_a_directory_appears_whole_and_with_everybodys_rights(tmp_path: Path):
+    out = tmp_path / "deep" / "er" / "a.aotair"
+    with written_aside(out) as folder:
+        assert folder.parent == out.parent and folder != out and not out.exists()
+        (folder / "file").write_text("text")
+    assert (out / "file").read_text() == "text" and out.stat().st_mode & 0o777 == 0o755
+    assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_where_the_block_fails(tmp_path: Path, error: type):
+    with pytest.raises(error), written_aside(tmp_path / "a.aotair") as folder:
+        (folder / "file").write_text("text")
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_is_replaced_at_the_end_and_kept_where_that_is_not_reached(tmp_path: Path):
+    out = tmp_path / "a.aotair"
+    artifact_at(out, "first")
+    with pytest.raises(ValueError), written_aside(out) as folder:
+        (folder / "program.msgpack").write_text("never")
+        raise ValueError
+    assert (out / "program.msgpack").read_text() == "first"
+    with written_aside(out) as folder:
+        (folder / "program.msgpack").write_text("second")
+        assert (out / "program.msgpack").read_text() == "first"
+    assert (out / "program.msgpack").read_text() == "second" and list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_what_is_no_artifact_is_not_replaced(tmp_path: Path, make):
+    make(tmp_path / "precious")
+    with (
+        pytest.raises(RecipeError, match="something else is already there") as caught,
+        written_aside(tmp_path / "precious"),
+    ):
+        pytest.fail("nothing is begun")
+    assert caught.value.where == str(tmp_path / "precious") and "-o" in caught.value.fix
+    assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_laid_down_is_what_a_node_reads(tmp_path: Path):
+    built = small()
+    artifact = lay_down(built, tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["program.msgpack", "weights.safetensors"]
+    assert artifact.program == replace(built.program, files=artifact.program.files)
+    (file,) = artifact.program.files
+    assert (file.name, file.nbytes) == ("weights.safetensors", (tmp_path / file.name).stat().st_size)
+    assert file.sha256 == digest(tmp_path / file.name)
+    assert torch.equal(artifact.constants[0], MODEL.w)
+
+
+def test_the_whole_has_four_files_and_reads_as_it_was_proved(tmp_path: Path):
+    built = small()
+    artifact = lay_down(built, tmp_path)
+    golden = {"forward.0.in.x": torch.ones(2, 3), "forward.0.out.0": torch.zeros(2, 3)}
+    program = pack(Proved(replace(artifact.program, name="proved"), golden), "<html>ü</html>", tmp_path)
+    assert [file.name for file in program.files] == ["weights.safetensors", "golden.safetensors"]
+    assert read_program(tmp_path) == program and program.name == "proved"
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == "<html>ü</html>"
+    stored = safetensors.torch.load_file(tmp_path / "golden.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in golden.items()) and len(stored) == 2
+
+
+def test_the_same_is_written_as_the_same_bytes(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        lay_down(small(), tmp_path / name)
+    for file in ("program.msgpack", "weights.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+BASE = torch.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a": BASE, "b": BASE},
+        {"a": BASE[:3], "b": BASE[3:]},
+        {"a": BASE.view(2, 3), "b": BASE.view(2, 3).t()},
+        {"a": BASE.expand(4, 6)},
+        {"a": BASE[::2]},
+        {"a": torch.empty(0, 3), "b": torch.empty(0)},
+        {"a": torch.tensor(2.5)},
+        {"a": torch.tensor([1 + 2j]).conj(), "b": torch.tensor([1 + 2j]).conj().imag},
+        {"a": BASE.to(torch.bfloat16), "b": BASE > 2, "c": BASE.to(torch.int8)},
+        {},
+    ],
+)
+def test_tensors_of_every_kind_are_written_apart(tmp_path: Path, tensors: dict):
+    file = _written(tensors, tmp_path / "t.safetensors")
+    stored = safetensors.torch.load_file(tmp_path / "t.safetensors")
+    assert stored.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(stored[name], tensor.resolve_conj().resolve_neg()) and stored[name].dtype == tensor.dtype
+    assert (tmp_path / "t.safetensors").stat().st_mode & 0o777 == 0o644
+    assert (file.nbytes, file.sha256) == ((tmp_path / file.name).stat().st_size, digest(tmp_path / file.name))
+
+
+def test_a_program_that_cannot_be_read_back_is_our_fault(tmp_path: Path):
+    built = small()
+    bad = replace(built, program=replace(built.program, arena=-1))
+    with pytest.raises(InternalError, match="the program that was written cannot be read") as caught:
+        lay_down(bad, tmp_path)
+    assert caught.value.__cause__ is not None

@@ -1,6 +1,7 @@
 """What a build promises of memory: `aotair plan`, budgets in the recipe, and what ops allocate beside the arena."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import aotair
 from aotair.builder import plan
 from aotair.cli import main
 from aotair.errors import RecipeError
-from aotair.promise import promised
+from aotair.promise import promised, refuse_over_budget
 from aotair.recipe.read import parse_recipe
+from aotair.recipe.recipe import TargetPart
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices.allocators import ALLOCATORS
 from aotair_runtime.errors import MemoryBudgetError
@@ -145,3 +147,55 @@ def test_what_the_recipe_reserves_is_part_of_it():
     amounts = {item.name: item.nbytes for item in promised(program).items}
     assert amounts["workspaces of kernels"] == 1 << 20 and amounts["reserve for the device"] == 5
     assert plan(with_target("linear", device="cuda")).reserve.workspace == 32 << 20
+
+
+# ---- the recipe's budget ---------------------------------------------------------------------------------------------
+
+
+def needs(**parts) -> TargetPart:
+    return TargetPart(**parts)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return plan(RECIPES["linear"])
+
+
+def test_a_promise_is_made_for_the_programs_own_device_and_options(linear):
+    assert promised(linear) == promise(linear, Terms("cpu"))
+    apart = replace(linear, options=replace(linear.options, disable_mempool_reuse_in_same_fx=True))
+    assert promised(apart) == promise(linear, Terms("cpu", apart=True))
+    cloned = replace(linear, options=replace(linear.options, enable_output_clone=True))
+    assert promised(cloned) == promise(linear, Terms("cpu", output_clone=True))
+    npu = replace(linear, requirements=replace(linear.requirements, device="npu"))
+    assert promised(npu).kind == "npu"
+
+
+@pytest.mark.parametrize(
+    ("parts", "whose"),
+    [
+        (lambda peak: {"memory_budget": peak - 1}, "target.memory_budget"),
+        (lambda peak: {"device_memory": peak - 1}, "target.device_memory"),
+        (lambda peak: {"memory_budget": 0.5, "device_memory": 2 * peak - 2}, "50% of target.device_memory"),
+        (lambda peak: {"memory_budget": peak - 1, "device_memory": 10 * peak}, "target.memory_budget"),
+    ],
+)
+def test_one_byte_too_many_is_refused_by_whose_budget_it_is(linear, parts, whose):
+    peak = promised(linear).peak
+    with pytest.raises(MemoryBudgetError) as caught:
+        refuse_over_budget(linear, needs(**parts(peak)), "here")
+    assert f"({whose})" in str(caught.value) and caught.value.where == "here"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda peak: {},
+        lambda peak: {"memory_budget": peak},
+        lambda peak: {"device_memory": peak},
+        lambda peak: {"memory_budget": 0.5, "device_memory": 2 * peak},
+        lambda peak: {"memory_budget": 1e-9},  # of a device that nobody knows
+    ],
+)
+def test_what_is_within_or_not_known_is_let_through(linear, parts):
+    refuse_over_budget(linear, needs(**parts(promised(linear).peak)), "here")

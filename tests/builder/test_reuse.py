@@ -1,5 +1,6 @@
 """A second checkpoint under the programs of the first: the same bytes as a build of its own, and refused where not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,17 @@ from cases import MODELS, RECIPES
 
 import aotair
 from aotair.errors import ProofError, RecipeError
+from aotair.export.export import export
+from aotair.fingerprint import origin_of
 from aotair.model.load import load_model
+from aotair.model.tied_names import Names
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
+from aotair.reuse import _check_origin, _fresh, _value, built_like
+from aotair.summary import Bisection
 from aotair_runtime.artifact.open import digest, read_program
 from aotair_runtime.errors import NotAnArtifactError, WeightsError
+from aotair_runtime.format.schema import Constant, Origin
 
 
 def second(name: str, folder: Path, seed: int = 1, **parts: object) -> dict:
@@ -141,3 +148,104 @@ def test_what_is_no_artifact(built, tmp_path: Path):
         aotair.build(RECIPES["encoder"], tmp_path / "o.aotair", like=old)
     with pytest.raises(WeightsError):
         aotair.load(built("linear")).load_weights(built("encoder"))
+
+
+# ---- alone -----------------------------------------------------------------------------------------------------------
+
+MINE = Origin("torch 1", "recipe", "code", "graph")
+NAMES = Names({"a": ("a", "b"), "b": ("a", "b"), "c": ("c",)})
+HERE = Path("other.aotair")
+
+
+def test_equal_origins_fit():
+    _check_origin(MINE, replace(MINE), HERE)
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("versions", "it was built with other versions"),
+        ("recipe", "it was built from another recipe"),
+        ("code", "the recipe's passes or fusion rules have changed since"),
+        ("graph", "the model exports another graph"),
+    ],
+)
+def test_each_part_of_the_origin_has_its_words(field, says):
+    with pytest.raises(RecipeError, match=says) as caught:
+        _check_origin(replace(MINE, **{field: "another"}), MINE, HERE)
+    error = caught.value
+    assert (error.where, error.fix) == ("other.aotair", "build without --like")
+    assert (error.expected, error.got) == (("torch 1", "another") if field == "versions" else ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("other", "mine", "says"),
+    [
+        (Origin(), MINE, "it does not say"),
+        (Origin(), Origin(), "it does not say"),
+        (MINE, Origin(), "the model is an object, or sources of passes or rules are not found"),
+    ],
+)
+def test_an_origin_that_is_not_known_fits_nothing(other, mine, says):
+    with pytest.raises(RecipeError, match=f"whether the artifact fits is not known: {says}"):
+        _check_origin(other, mine, HERE)
+
+
+def constant(*groups: tuple[str, ...], shape: tuple[int, ...] = (2,), dtype: str = "float32") -> Constant:
+    return Constant("stored", dtype, shape, "weight", groups)
+
+
+ONE, TWO = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([("a", "b")], {"a": ONE}),
+        ([("a", "b")], {"b": ONE}),  # by another name that is tied to it
+        ([("c",)], {"c": ONE, "a": TWO}),
+        ([("a", "b"), ("c",)], {"a": ONE, "c": ONE.clone()}),
+        ([("c",)], {"c": torch.stack([ONE, ONE], 1)[:, 0]}),
+    ],
+)
+def test_a_constant_gets_the_value_of_the_tensors_that_it_stands_for(groups, found):
+    value = _value(constant(*groups), found, NAMES, HERE)
+    assert torch.equal(value, ONE) and value.is_contiguous() and not value.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("groups", "found", "says"),
+    [
+        ([("c",)], {"a": ONE}, "the model has no c like the artifact's"),
+        ([("c",)], {"c": ONE.double()}, "the model has no c like the artifact's"),
+        ([("c",)], {"c": ONE.view(1, 2)}, "the model has no c like the artifact's"),
+        ([("a", "b"), ("c",)], {"a": ONE, "c": TWO}, "a and c are one tensor in the artifact and differ in this model"),
+        ([("a",), ("c",)], {"a": torch.zeros(2), "c": -torch.zeros(2)}, "a and c are one tensor"),  # by their bytes
+        ([], {"a": ONE}, "the artifact does not say what stored stands for"),
+        ([()], {"a": ONE}, "the artifact does not say what stored stands for"),
+    ],
+)
+def test_what_does_not_fit_is_said_by_its_name(groups, found, says):
+    with pytest.raises(RecipeError, match=says) as caught:
+        _value(constant(*groups), found, NAMES, HERE)
+    assert caught.value.where == "other.aotair" and caught.value.what.startswith("--like: ")
+
+
+def test_nothing_of_the_other_weights_is_left(built):
+    job = job_of(parse_recipe(RECIPES["linear"] | {"name": "mine"}))
+    other = read_program(built("linear"))
+    found = _fresh(other, job)
+    assert found.name == "mine" and found.files == () and other.files
+    assert all(bucket.proof is None for entry in found.entry_points for bucket in entry.buckets)
+    assert replace(found, name=other.name, files=other.files, entry_points=other.entry_points) == other
+
+
+def test_states_are_aside_from_the_models_own(built):
+    """The model goes on writing into its buffers while it is proved."""
+    job = job_of(parse_recipe(RECIPES["counter"]))
+    model = load_model(job)
+    graph = export(model, job.entries[0])
+    found = built_like(built("counter"), [graph], job, origin_of([graph], job, Bisection()))
+    (state,) = (item.tensor for item in graph.states.values())
+    assert torch.equal(found.weights["count"], state) and found.weights["count"].data_ptr() != state.data_ptr()
+    assert found.pictures == {} and found.program.name == job.name

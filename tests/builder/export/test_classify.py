@@ -192,6 +192,26 @@ def test_old_values_are_saved_before_they_are_overwritten(forward):
         assert torch.equal(held[place], getattr(model, tensors[place].name)), "and the new values are there"
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_what_stands_for_an_old_value_is_saved_first(view):
+    """a and b change places, and the old a is returned; each in a graph that knows the old ones as placeholders."""
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    for node in (a, b):
+        node.meta["val"] = torch.zeros(3)
+    old = graph.call_function(torch.ops.aten.view.default, (a, [3])) if view else a
+    old.meta["val"] = a.meta["val"]
+    graph.output((b, old, old))
+    kinds = (OutputKind.BUFFER_MUTATION, "one"), (OutputKind.BUFFER_MUTATION, "two"), (OutputKind.USER_OUTPUT, None)
+    specs = [OutputSpec(kind, TensorArgument("x"), target) for kind, target in kinds]
+    module = torch.fx.GraphModule({}, graph)
+    written = _make_epilogues(module, specs, {kinds[0]: "a", kinds[1]: "b"})
+    assert written == {"a", "b"}
+    one, two = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    (returned,) = module(one, two)
+    assert one.tolist() == [4.0, 5.0, 6.0] and two.tolist() == returned.tolist() == [1.0, 2.0, 3.0]
+
+
 def test_an_output_of_a_kind_that_nobody_knows_is_refused():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

@@ -12,7 +12,7 @@ from aotair.errors import ProofError
 from aotair.export.export import export
 from aotair.pack import lay_down
 from aotair.program import build_program
-from aotair.prove.prove import Proved, on_host, prove
+from aotair.prove.prove import Proved, _Prover, on_host, prove
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.schema import Proof
 
@@ -330,3 +330,42 @@ def test_outputs_that_are_nan_throughout_prove_nothing(tmp_path):
         aotair.build(
             model=Nothing(), inputs={"x": {"shape": [4], "dtype": "float32"}}, name="nothing", out=tmp_path / "n.aotair"
         )
+
+
+# ---- which sizes are tried -------------------------------------------------------------------------------------------
+
+
+def prover(tmp_path, inputs: dict, buckets: dict) -> _Prover:
+    artifact, job = laid(model_of(lambda self, x: x * 3), tmp_path, inputs, buckets)
+    (entry,) = artifact.program.entry_points
+    with on_host(artifact) as model:
+        return _Prover(job.entries[0], entry, model, None, {})
+
+
+def test_a_sample_is_padded_in_the_smallest_bucket_that_is_larger(tmp_path):
+    found = prover(tmp_path, {"x": shaped("n", "m", pad=0)}, {"n": [2, 4], "m": [3, 8]})
+    sizes = [bucket.sizes for bucket in found._entry.buckets]
+    assert sizes == [(2, 3), (2, 8), (4, 3), (4, 8)]
+    larger = {given: found._larger(given) for given in ((1, 1), (2, 3), (2, 4), (3, 3), (4, 8), (5, 1))}
+    assert larger == {(1, 1): 0, (2, 3): 2, (2, 4): 1, (3, 3): 2, (4, 8): None, (5, 1): None}
+
+
+def test_a_dimension_that_is_never_padded_keeps_its_size_in_the_larger_bucket(tmp_path):
+    found = prover(tmp_path, {"x": shaped("n", "m", pad={"n": 0})}, {"n": [2, 4], "m": [3, 8]})
+    assert found._larger((2, 3)) == 2 and found._larger((2, 4)) is None
+
+
+def test_there_are_as_many_runs_as_poisons_at_least(tmp_path):
+    found = prover(tmp_path, {"x": ROWS | {"pad": "any"}}, {"n": [4]})
+    (bucket,) = found._entry.buckets
+    assert [sizes for sizes, _ in found._turns(0, bucket, 1)] == [(1,)] + [(3,), (1,)] * 3
+    turns = list(found._turns(0, bucket, 12))
+    assert len(turns) == 12 and [tilt for _, tilt in turns] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]
+
+
+def test_where_together_is_another_buckets_each_dimension_is_padded_alone(tmp_path):
+    """Two buckets, of which no call that is smaller along both takes the larger one."""
+    found = prover(tmp_path, {"x": shaped("n", "m", pad=0)}, {"n": [2, 4], "m": [3]})
+    small, large = found._entry.buckets
+    assert found._reduced_sizes(0, small) == ([(1, 3), (2, 1)], [(1, 1), (1, 2)])
+    assert found._reduced_sizes(1, large) == ([(3, 3), (4, 1)], [(3, 1), (3, 2)])

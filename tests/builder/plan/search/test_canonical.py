@@ -93,3 +93,18 @@ def test_a_choice_that_leads_nowhere_is_taken_back():
 
 def test_a_search_is_repeated_exactly():
     assert searched(TIGHT, 9) == searched(list(TIGHT), 9)
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [(0, 2), (1, 1), (2, 2), (3, 0)],  # who is large where most is alive, long, long where most is alive, large
+)
+def test_each_order_begins_with_what_it_is_for(order, first):
+    """All lie at the bottom but for those that meet them: who is placed first lies at 0."""
+    items = [Interval(9, 4, 4), Interval(1, 3, 9), Interval(5, 0, 3), Interval(5, 0, 1), Interval(4, 1, 3)]
+    found = searched(items, 1000, order)
+    assert found[first] == 0 and violations(items, Plan(tuple(found), 1000, 0, ""), 1) == []
+
+
+def test_what_is_equal_is_placed_in_its_order():
+    assert searched([Interval(3, 0, 5)] * 4, 12) == [0, 3, 6, 9]
