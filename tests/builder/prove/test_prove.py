@@ -369,3 +369,8 @@ def test_where_together_is_another_buckets_each_dimension_is_padded_alone(tmp_pa
     small, large = found._entry.buckets
     assert found._reduced_sizes(0, small) == ([(1, 3), (2, 1)], [(1, 1), (1, 2)])
     assert found._reduced_sizes(1, large) == ([(3, 3), (4, 1)], [(3, 1), (3, 2)])
+
+
+def test_a_poison_that_shows_where_the_runtimes_own_padding_does_not_is_seen(tmp_path):
+    model = model_of(lambda self, x: x + x.isnan().any())
+    assert "x filled with nan" in refused(model, tmp_path, ANY).got
