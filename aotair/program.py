@@ -166,7 +166,7 @@ def _planned(
     }
     bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
     where = f"{one.where}: bucket {bucket}"
-    module = specialise(exported.module, shapes, where, Nodes(job.target.kind, tuple(job.needs.allow_namespaces)))
+    module = specialise(exported.module, shapes, where, Nodes(job.target, tuple(job.needs.allow_namespaces)))
     check_graph(module, "specialise")
     with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
         pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)

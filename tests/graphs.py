@@ -8,7 +8,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotair.graph.show import show
 from aotair.passes.edits import Edits
-from aotair.recipe.config import CompilerConfig
 from aotair.target.target import Target
 
 
@@ -21,10 +20,10 @@ def targets(module: torch.fx.GraphModule) -> list[str]:
     return [str(n.target) for n in module.graph.nodes if n.op == "call_function"]
 
 
-def run_pass(step, module: torch.fx.GraphModule, limit: int | None = None, target: str = "cpu", config=None) -> Edits:
+def run_pass(step, module: torch.fx.GraphModule, limit: int | None = None, target: str = "cpu", **options) -> Edits:
     """Run a pass, check what it leaves, and give its account."""
-    edits = Edits(step.__name__.rpartition(".")[2], Target(target), config or CompilerConfig(), limit)
-    step.run(module, edits)
+    edits = Edits(step.__name__.rpartition(".")[2], Target(target), limit)
+    step.run(module, edits, **options)
     module.graph.lint()
     module.recompile()
     return edits

@@ -13,7 +13,6 @@ from aotair.ops import air
 from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
 from aotair.passes.edits import Edits
-from aotair.recipe.config import CompilerConfig
 from aotair.target.target import Target
 
 aten, npu = torch.ops.aten, torch.ops.npu
@@ -60,7 +59,7 @@ def fused(function: Callable, inputs: tuple, names: tuple[str, ...] | None = Non
 
 
 def edits_of(name: str) -> Edits:
-    return Edits(name, Target("npu"), CompilerConfig())
+    return Edits(name, Target("npu"))
 
 
 def difference(function: Callable, inputs: tuple, after: torch.fx.GraphModule) -> str | None:

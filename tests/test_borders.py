@@ -87,6 +87,22 @@ def test_a_package_and_its_wheel_say_that_they_are_typed(package: Path, project:
     assert f'"{package.name}" = ["py.typed"]' in (project / "pyproject.toml").read_text()
 
 
+PACKAGES = {BUILDER: "aotair", ROOT / "recipes": "aotair.recipes", RUNTIME: "aotair_runtime"}
+
+
+@pytest.mark.parametrize("project, sources", [(ROOT, PACKAGES), (ROOT / "runtime", {RUNTIME: "aotair_runtime"})])
+def test_a_wheel_holds_every_folder_of_its_packages(project: Path, sources: dict[Path, str]):
+    text = (project / "pyproject.toml").read_text()
+    named = ast.literal_eval(re.findall(r"^packages = (\[.*?\])", text, re.DOTALL | re.MULTILINE)[0])
+    folders = {
+        ".".join((name, *file.parent.relative_to(source).parts))
+        for source, name in sources.items()
+        for file in source.rglob("*")
+        if file.suffix in (".py", ".txt")
+    }
+    assert sorted(folders) == named
+
+
 def test_the_public_names():
     runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime

@@ -157,7 +157,7 @@ class _Emitter:
             value = self._arg(node.args[COPIES[op_of(node)]]) if kernel.way is Way.COPY else _fill_value(node)
             yield self._make(kernel.op, Form.EFFECT, (place, value), {}, (), node)
         elif kernel.way is Way.LISTS:
-            yield self._with_lists(node, kernel)
+            yield self._with_host_arguments(node, kernel)
         elif kernel.way is not Way.NOTHING:
             yield from self._calls(node, kernel)
 
@@ -180,7 +180,7 @@ class _Emitter:
         else:
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
-    def _with_lists(self, node: Node, kernel: Kernel) -> Instruction:
+    def _with_host_arguments(self, node: Node, kernel: Kernel) -> Instruction:
         """A call whose lengths are host arguments."""
         assert kernel.workspace is not None
         kwargs: dict[str, Arg] = {}

@@ -23,7 +23,7 @@ from ..recipe.entry import EntryJob
 from .classify import classify
 from .exported import Exported
 from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env
-from .host_lists import with_lists
+from .host_inputs import with_host_inputs
 from .keywords import keywords
 from .ranges import dynamic_dims, example_sizes
 from .refusals import explained
@@ -107,7 +107,7 @@ def _with_inputs(model: torch.nn.Module, job: EntryJob) -> Iterator[None]:
     @functools.wraps(forward)
     def call(*given: torch.Tensor, **named: torch.Tensor) -> object:
         values = dict(zip(words, given)) | {name: named[k] for name, k in words.items() if k in named}
-        args, kwargs = arguments(with_lists(values, job))
+        args, kwargs = arguments(with_host_inputs(values, job))
         return forward(*args, **kwargs)
 
     model.forward = call

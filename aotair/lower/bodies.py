@@ -20,6 +20,7 @@ from torch.utils import _pytree
 from aotair_runtime.artifact.ops import NAMESPACES
 
 from ..graph.fake import quiet_torch
+from ..target.target import Target
 
 _aten = torch.ops.aten
 _WITHOUT_KERNELS = "IPU"  # a device that torch knows by name and nobody has kernels for
@@ -36,14 +37,14 @@ def body(
     op: torch._ops.OpOverload,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    device: str,
+    target: Target,
     pure: bool = True,
 ) -> torch.fx.GraphModule:
     """The calls that `op` makes on these fake arguments, as a graph whose placeholders are their tensors in order; what
-    it writes into an argument is copied there at the end. `device`: the kind that the program is for. Without `pure`
+    it writes into an argument is copied there at the end. `target`: what the program is for. Without `pure`
     the calls are those that the kernel makes, writes into its own memory included. Raises NoBody."""
     reasons = []
-    for function in _functions(op, device) if pure else _kernel(op):
+    for function in _functions(op, target) if pure else _kernel(op):
         try:
             return _traced(mode, op, function, args, kwargs, pure)
         except Exception as error:
@@ -52,10 +53,10 @@ def body(
     raise NoBody("; ".join(reasons) or "it has none")
 
 
-def _functions(op: torch._ops.OpOverload, device: str) -> Iterator[Callable[..., object]]:
+def _functions(op: torch._ops.OpOverload, target: Target) -> Iterator[Callable[..., object]]:
     """What computes the same as `op` with other ops, the first choice first."""
     if (known := _SAME.get(op.name())) is not None:
-        yield functools.partial(known, device)
+        yield functools.partial(known, target)
         return
     yield from _kernel(op)
     if op in decomposition_table:
@@ -114,11 +115,11 @@ def defining_packages(ops: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _grouped(device: str, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+def _grouped(target: Target, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """`input[offs[i - 1] : offs[i]] @ weight[i]` for each i: input (rows, k), weight (groups, k, n), ends offs."""
     if (input.dim(), weight.dim()) != (2, 3):
         raise NoBody("it is served for an input of two dimensions and a weight of three")
-    if device == "npu":
+    if target.grouped_matmul:
         ends = offs.to(torch.int64)
         products: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
             [input], [weight], group_list=ends, group_list_type=0, group_type=0, split_item=3

@@ -80,7 +80,7 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
         return Kernel(_aten.copy_.default, Way.COPY)
     if op in FILLS:
         return Kernel(_aten.fill_.Scalar, Way.FILL)
-    if target.takes_lists and (stand_in := vendor(op)) is not None:
+    if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
     out = out_variant(op, target)
     if out is None and not target.runs(op):

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx.node import Argument, Node, map_arg
@@ -33,9 +33,9 @@ Given = tuple[tuple[Argument, ...], Mapping[str, Argument]]  # the arguments of 
 
 @dataclass(frozen=True)
 class Nodes:
-    """What will run the program: the kind of device, and the namespaces of ops that it has beyond the format's own."""
+    """What will run the program: its device, and the namespaces of ops that it has beyond the format's own."""
 
-    device: str = "cpu"
+    target: Target = field(default_factory=lambda: Target("cpu"))
     namespaces: tuple[str, ...] = ()
 
     def names(self, op: torch._ops.OpOverload) -> bool:
@@ -93,14 +93,14 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     """Whether nodes run a call as it is: of an op with a kernel, or of one that calls ops that nodes run."""
     if not isinstance(op, torch._ops.OpOverload):
         return True
-    target = Target(nodes.device)
+    target = nodes.target
     if not nodes.names(op) or target.is_host:
         return nodes.names(op)
     if _READS & set(op.tags):
         return False
     if op in _ALWAYS or _is_view(op) or target.has_kernel(op) or out_variant(op, target) is not None:
         return True
-    if op.namespace == nodes.device:
+    if op.namespace == target.kind:
         return True
     if target.composed(op) and op not in build.composed:
         build.composed[op] = False  # where it calls itself
@@ -111,7 +111,7 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
 def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: Given, nodes: Nodes) -> bool:
     try:
         args, kwargs = map_arg(given, _value)
-        inner = body(build.mode, op, args, kwargs, nodes.device, pure=False)
+        inner = body(build.mode, op, args, kwargs, nodes.target, pure=False)
     except NoBody:
         return False
     calls = (call for call in inner.graph.nodes if call.op == "call_function")
@@ -135,7 +135,7 @@ def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: 
     assert isinstance(op, torch._ops.OpOverload)  # anything else is called as it is
     args, kwargs = map_arg(given, _value)
     try:
-        inner = body(build.mode, op, args, kwargs, nodes.device)
+        inner = body(build.mode, op, args, kwargs, nodes.target)
     except NoBody as reason:
         raise _lacking(node, op, where, nodes, reason) from reason
     tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
@@ -153,7 +153,7 @@ def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: 
 def _lacking(node: Node, op: torch._ops.OpOverload, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
     if nodes.names(op):
         return UnsupportedError(
-            f"the op {op} has no kernel on {nodes.device}{source(node)}",
+            f"the op {op} has no kernel on {nodes.target.kind}{source(node)}",
             where=where,
             got=f"not made of others: {reason}",
             fix="write it with other ops: it would run on the host, which a capture cannot record",

@@ -1,6 +1,7 @@
 """A user's own pass, `f(gm, example_inputs, config) -> None`: shown the form that it is written for, called, checked,
 and its new nodes' shapes worked out."""
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -25,16 +26,26 @@ _WHOLE = (
 UsersPass = Callable[[torch.fx.GraphModule, list[torch.Tensor], CompilerConfig], object]
 
 
-def run(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, *, reshapes: bool = False) -> None:
-    """The pass sees composites apart, as in TorchAir, and with `reshapes` each view as a reshape. One that names
-    composites, and changes nothing then, sees them whole. The option `composites` says otherwise.
+def run(
+    module: torch.fx.GraphModule,
+    edits: Edits,
+    *,
+    function: UsersPass,
+    config: CompilerConfig,
+    form: str = "auto",
+    reshapes: bool = False,
+) -> None:
+    """The pass gets `config`, and sees composites apart, as in TorchAir, and with `reshapes` each view as a reshape.
+    One that names composites, and changes nothing then, sees them whole. `form` (the option `composites`) is "auto" for
+    this, and "apart" or "whole" for one of both.
 
     Raises GraphError, naming the pass, where it raises or leaves a graph that is none.
     """
     name = f"{edits.name} ({getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)})"
-    form, graph = edits.config.experimental_config.composites, module.graph
+    graph = module.graph
+    call = functools.partial(_call, module, edits, function, config, name)
     if form == "whole":
-        _call(module, edits, function, name)
+        call()
         return
     there = {node.target for node in graph.nodes} & composites.TAKEN_APART
     named = sorted(str(op) for op in spoken.ops_named(function) & there)
@@ -43,12 +54,12 @@ def run(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, *, resh
         for node in graph.find_nodes(op="call_function", target=_aten.view.default):
             node.target = _aten.reshape.default
     before = _calls(graph)
-    _call(module, edits, function, name, _WHOLE if named else "")
+    call(hint=_WHOLE if named else "")
     changed = _calls(graph) != before
     _as_views(graph)
     composites.fold(graph, groups)
     if named and not changed and form == "auto":
-        _call(module, edits, function, name)
+        call()
     elif named and form == "auto":
         log.warning(
             "%s: it names %s, which it was not shown, since it changed other calls: %s", name, ", ".join(named), _WHOLE
@@ -59,12 +70,19 @@ def _calls(graph: torch.fx.Graph) -> list[composites.Call]:
     return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
 
 
-def _call(module: torch.fx.GraphModule, edits: Edits, function: UsersPass, name: str, hint: str = "") -> None:
+def _call(
+    module: torch.fx.GraphModule,
+    edits: Edits,
+    function: UsersPass,
+    config: CompilerConfig,
+    name: str,
+    hint: str = "",
+) -> None:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     promised = [node.meta["val"] for node in operands(module.graph.output_node())]
     nodes = set(module.graph.nodes)
     try:
-        function(module, [node.meta["val"] for node in placeholders], edits.config)
+        function(module, [node.meta["val"] for node in placeholders], config)
     except Exception as error:
         raise GraphError(f"the pass {name} raised {type(error).__name__}: {error}", fix=hint) from error
     _check(module, name, placeholders)

@@ -7,7 +7,6 @@ from torch.fx.node import Node
 
 from ..graph.show import position, target_name
 from ..graph.user_line import source
-from ..recipe.config import CompilerConfig
 from ..target.target import Target
 
 log = logging.getLogger("aotair")
@@ -28,8 +27,8 @@ class Edits:
     """One pass over one graph, for one target. `limit`: the most rewrites (None: any number), to find a wrong one by
     halves. `graph`: which graph of the build it is, for the log."""
 
-    def __init__(self, name: str, target: Target, config: CompilerConfig, limit: int | None = None, graph: str = ""):
-        self.name, self.target, self.config, self.count = name, target, config, 0
+    def __init__(self, name: str, target: Target, limit: int | None = None, graph: str = ""):
+        self.name, self.target, self.count = name, target, 0
         self._pass = f"{name} ({graph})" if graph else name
         self.accounts: list[Account] = []
         self._limit = limit

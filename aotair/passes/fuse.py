@@ -29,10 +29,12 @@ def run(
     rule: Rule,
     seen: set[object] | None = None,
     groups: Sequence[Group] | None = None,
+    *,
+    verify: bool = True,
 ) -> None:
     """`seen`, for a user's rule: receives the targets of all calls. What the rule needs and nothing ever called is
     said; not with `groups`, the composites that are apart meanwhile: there a rule that needs none of their calls waits
-    until they are whole."""
+    until they are whole. `verify`: each replacement is compared with what it stands for, on random numbers."""
     graph = module.graph
     if seen is not None:
         seen.update(node.target for node in graph.nodes if node.op == "call_function")
@@ -43,7 +45,7 @@ def run(
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users:
             graph.erase_node(node)  # a result that nobody takes would count as a use
-    anchors, fuser = rule.anchors(), _Fuser(graph, edits, rule)
+    anchors, fuser = rule.anchors(), _Fuser(graph, edits, rule, verify)
     for node in list(reversed(graph.nodes)):  # as it is now: what a replacement brings is no candidate
         if not node._erased and node.target in anchors:
             fuser.visit(node)
@@ -69,8 +71,8 @@ class _Fuser:
     """Goes from anchor to anchor. `left`: what computes something and stays, and why; `relaid`: whether results have
     other strides now."""
 
-    def __init__(self, graph: torch.fx.Graph, edits: Edits, rule: Rule):
-        self._edits, self._rule, self._around = edits, rule, _Surroundings(graph)
+    def __init__(self, graph: torch.fx.Graph, edits: Edits, rule: Rule, verify: bool):
+        self._edits, self._rule, self._verify, self._around = edits, rule, verify, _Surroundings(graph)
         self.left: dict[Node, str] = {}
         self.relaid = False
 
@@ -107,7 +109,7 @@ class _Fuser:
         if reason is not None:
             return reason
         reason = self._around.unfit(planned)
-        if reason is None and self._edits.config.experimental_config.verify_rules:
+        if reason is None and self._verify:
             reason = numbers_differ(self._rule, match, outputs, planned)
         if reason is not None and not self._rule.ours:
             raise GraphError(

@@ -17,7 +17,6 @@ from aotair_runtime.errors import AotairError
 from ..errors import InternalError
 from ..graph.show import show
 from ..graph.verify import check_graph
-from ..recipe.config import CompilerConfig
 from ..target.target import Target
 from .edits import Account, Edits
 
@@ -81,9 +80,9 @@ class Observer:
         return None if self.max_rewrites is None else self.max_rewrites - sum(r.rewrites for r in self.records)
 
     @contextlib.contextmanager
-    def watch(self, name: str, module: torch.fx.GraphModule, config: CompilerConfig) -> Iterator[Edits]:
+    def watch(self, name: str, module: torch.fx.GraphModule) -> Iterator[Edits]:
         """Around a pass over `module`, which reports through what this yields."""
-        edits = Edits(name, self.target, config, self._left(), self._graph)
+        edits = Edits(name, self.target, self._left(), self._graph)
         text = show(module) if log.isEnabledFor(logging.DEBUG) else None
         before, start = len(module.graph.nodes), time.perf_counter()
         try:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,19 +35,35 @@ log = logging.getLogger("aotair")
 
 @dataclass(frozen=True)
 class Pass:
-    """A graph-to-graph step: `run` changes the graph in place, and asks leave for each rewrite."""
+    """A graph-to-graph step: `run(module, edits, **options(config))` changes the graph in place, and asks `edits` for
+    leave for each rewrite. A pass sees its own options, and not the config."""
 
     name: str
-    run: Callable[[torch.fx.GraphModule, Edits], None]
+    run: Callable[..., None]
     enabled: Callable[[CompilerConfig], bool] = lambda config: True
+    options: Callable[[CompilerConfig], Mapping[str, object]] = lambda config: {}
 
 
-def _custom(option: str, *, reshapes: bool) -> Callable[[torch.fx.GraphModule, Edits], None]:
-    return lambda module, edits: custom.run(module, edits, getattr(edits.config, option), reshapes=reshapes)
+def _custom(option: str, *, reshapes: bool) -> Pass:
+    """A user's own pass, whose contract with TorchAir is to be given the config."""
+    return Pass(
+        option,
+        functools.partial(custom.run, reshapes=reshapes),
+        enabled=lambda config: getattr(config, option) is not None,
+        options=lambda config: {
+            "function": getattr(config, option),
+            "config": config,
+            "form": config.experimental_config.composites,
+        },
+    )
 
 
-def _is_set(option: str) -> Callable[[CompilerConfig], bool]:
-    return lambda config: getattr(config, option) is not None
+def _fuse(rule: fusion.Rule, seen: set[object] | None = None, groups: Sequence[composites.Group] | None = None) -> Pass:
+    return Pass(
+        rule.name,
+        functools.partial(fuse.run, rule=rule, seen=seen, groups=groups),
+        options=lambda config: {"verify": config.experimental_config.verify_rules},
+    )
 
 
 # Run until none of them finds anything: a copy that one removes may have been what kept another from a rewrite.
@@ -77,11 +93,7 @@ REINPLACE = (
 
 PREPARE = (
     # First, as TorchAir has it: it sees the graph as export made it.
-    Pass(
-        "post_grad_custom_pre_pass",
-        _custom("post_grad_custom_pre_pass", reshapes=False),
-        _is_set("post_grad_custom_pre_pass"),
-    ),
+    _custom("post_grad_custom_pre_pass", reshapes=False),
     # Export leaves assertions about shapes that each bucket satisfies by construction; they would count as users.
     Pass("remove_dead_code", remove_dead_code.run),
     # Before anything that looks for patterns: a no-op between two nodes hides them from each other.
@@ -100,13 +112,9 @@ FINISH = (
     Pass("remove_noop_ops", remove_noop_ops.run, lambda config: config.experimental_config.remove_noop_ops),
     Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
-    Pass(
-        "post_grad_custom_post_pass",
-        _custom("post_grad_custom_post_pass", reshapes=True),
-        _is_set("post_grad_custom_post_pass"),
-    ),
+    _custom("post_grad_custom_post_pass", reshapes=True),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
-    Pass("streams", streams.run),
+    Pass("streams", streams.run, options=lambda config: {"hazards": config.experimental_config.stream_hazards}),
     *REINPLACE,
 )
 
@@ -135,16 +143,16 @@ def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]
         return
     enabled = [rule for rule in own if rule.name not in options.disabled_fusion_rules]
     seen: set[object] = set()
-    theirs = [Pass(rule.name, functools.partial(fuse.run, rule=rule, seen=seen)) for rule in enabled]
+    theirs = [_fuse(rule, seen=seen) for rule in enabled]
     here = [rule for rule in fusion.RULES if rule.devices is None or target.kind in rule.devices]
     here = [rule for rule in here if rule.name not in options.disabled_fusion_rules]
     if theirs and options.composites != "whole":
         yield from _apart(enabled, seen)
     yield from theirs
     for rule in (rule for rule in here if rule.lifts):
-        yield Pass(rule.name, functools.partial(fuse.run, rule=rule))
+        yield _fuse(rule)
         yield from theirs
-    yield from (Pass(rule.name, functools.partial(fuse.run, rule=rule)) for rule in here if not rule.lifts)
+    yield from (_fuse(rule) for rule in here if not rule.lifts)
 
 
 def _apart(rules: Sequence[fusion.Rule], seen: set[object]) -> Iterator[Pass]:
@@ -159,7 +167,7 @@ def _apart(rules: Sequence[fusion.Rule], seen: set[object]) -> Iterator[Pass]:
 
     yield Pass("take_composites_apart", take_apart)
     for rule in rules:
-        yield Pass(rule.name, functools.partial(fuse.run, rule=rule, seen=seen, groups=groups))
+        yield _fuse(rule, seen=seen, groups=groups)
     yield Pass("put_composites_together", put_together)
 
 
@@ -239,8 +247,8 @@ def _run(step: Pass, module: torch.fx.GraphModule, config: CompilerConfig, obser
     """Run one pass where it is enabled; gives its number of rewrites."""
     if not step.enabled(config):
         return 0
-    with observer.watch(step.name, module, config) as edits:
-        step.run(module, edits)
+    with observer.watch(step.name, module) as edits:
+        step.run(module, edits, **step.options(config))
         module.graph.lint()
         module.recompile()
     return edits.count

@@ -28,10 +28,11 @@ _HINT = "Please check your code or your post_grad_custom_pre_pass post_grad_cust
 Recorded = tuple[Node, Clock]  # an event: the node that records it, and what is done when it does
 
 
-def run(module: torch.fx.GraphModule, edits: Edits) -> None:
-    """The option `stream_hazards` says what to do with a use on one stream of what another one makes or still reads,
-    where no event orders them: "repair" it with an event, "refuse" the graph (GraphError), or "allow" it."""
-    graph, hazards = module.graph, edits.config.experimental_config.stream_hazards
+def run(module: torch.fx.GraphModule, edits: Edits, *, hazards: str = "repair") -> None:
+    """`hazards` (the option `stream_hazards`) says what to do with a use on one stream of what another one makes or
+    still reads, where no event orders them: "repair" it with an event, "refuse" the graph (GraphError), or "allow" it.
+    """
+    graph = module.graph
     plan = _Scopes(graph)
     if plan.streams == 1 and not plan.events:
         return

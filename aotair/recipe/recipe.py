@@ -19,6 +19,7 @@ from pydantic import (
 
 from aotair_runtime.memory.amounts import read_budget, read_bytes
 
+from ..target.target import Target
 from .config import CompilerConfig
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
@@ -371,7 +372,7 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":
-        if self.quantize is not None and self.target.device != "npu":
+        if self.quantize is not None and not Target(self.target.device).quantized_linear:
             raise ValueError("quantize is for target.device: npu")
         return self
 

@@ -24,8 +24,18 @@ class Target:
         return self.kind == "cpu"
 
     @property
-    def takes_lists(self) -> bool:
+    def takes_host_arguments(self) -> bool:
         """Whether its kernels take lengths as lists of the host, which replays replace (`ops.host`)."""
+        return self.kind == "npu"
+
+    @property
+    def grouped_matmul(self) -> bool:
+        """Whether one kernel of its package multiplies groups of rows by a matrix each."""
+        return self.kind == "npu"
+
+    @property
+    def quantized_linear(self) -> bool:
+        """Whether its package has kernels of linears over int8."""
         return self.kind == "npu"
 
     @property

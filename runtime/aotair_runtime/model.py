@@ -310,7 +310,7 @@ def _checked(
     """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
     program, where = artifact.program, str(artifact.path)
     namespaces = (*NAMESPACES, *settings.allow_namespaces)
-    ops = tuple(resolve(op, namespaces, where, host=device.kind == "cpu") for op in program.ops)
+    ops = tuple(resolve(op, namespaces, where, host=device.is_host) for op in program.ops)
     own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
     pool_costs = [pool_cost(device, program)] * own_pools
     check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)

@@ -13,8 +13,9 @@ import aotair
 from aotair.errors import UnsupportedError
 from aotair.lower.graph_builder import GraphBuilder
 from aotair.lower.specialise import Nodes, _expanded, _takes
+from aotair.target.target import Target
 
-NPU = Nodes("npu")
+NPU = Nodes(Target("npu"))
 X, I = torch.rand(2, 4, 4, 4) + 0.1, torch.arange(24).view(2, 3, 4) % 5 + 1  # noqa: E741
 
 UNARY = (

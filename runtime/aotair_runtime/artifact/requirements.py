@@ -14,8 +14,8 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
     """
     need = program.requirements
     _at_least("torch", torch.__version__, need.torch_min, where)
-    if device.kind == "cpu":
-        return  # the host runs any program that it has the ops for, slowly: the build's own proof does
+    if device.is_host:
+        return  # it runs any program that it has the ops for, slowly: the build's own proof does
     if device.kind != need.device:
         raise RequirementError(
             "the artifact was built for another device",

@@ -10,7 +10,7 @@ from ..capture.captured import Captured
 from ..capture.graphs import Graphs
 from ..capture.pool import Pool
 from ..errors import ArgumentError, MalformedError, ShapeError
-from ..format.host_lists import filling
+from ..format.host_inputs import filling
 from ..format.schema import Bucket, Layout, Space
 from ..format.sizes import describe, evaluate
 from ..format.torch_names import dtype

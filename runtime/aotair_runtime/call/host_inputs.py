@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import ArgumentError
-from ..format.host_lists import legal_range, list_inputs
+from ..format.host_inputs import inputs_as_arguments, legal_range
 from ..format.schema import EntryPoint, Program
 
 
@@ -15,7 +15,7 @@ class HostInputs:
     range."""
 
     def __init__(self, program: Program, entry: EntryPoint, device: torch.device):
-        self.listed = list_inputs(program, entry)
+        self.listed = inputs_as_arguments(program, entry)
         self._specs = entry.inputs
         self._where, self._device = entry.name, device
         self._tensors = tuple(i for i, spec in enumerate(entry.inputs) if spec.host and i not in self.listed)

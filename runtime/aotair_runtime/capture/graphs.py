@@ -10,7 +10,7 @@ import torch
 
 from ..devices import Device, GraphSpace
 from ..errors import CaptureError, ClosedError
-from ..format.host_lists import legal_lists, list_inputs
+from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
 from ..format.sizes import describe
 from ..memory.budget import check_budget, cost, raise_out_of_memory
@@ -67,7 +67,7 @@ class Graphs:
         self._outgrown: set[int] = set()  # those whose graphs were dropped because the pool grew
         self._warm: set[int] = set()
         self._spoilt: set[int] = set()  # those whose graphs were dropped because an update failed
-        self._listed = list_inputs(parts.program, spec)
+        self._listed = inputs_as_arguments(parts.program, spec)
         self._closed = self._aside = False
         for pool in dict.fromkeys(self.pools):
             pool.join(self)
@@ -180,7 +180,7 @@ class Graphs:
 
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
-        lists = dict(zip(self._listed, legal_lists(parts.program, self.spec, bucket.sizes)))
+        lists = dict(zip(self._listed, legal_arguments(parts.program, self.spec, bucket.sizes)))
         memory = Memory(space, self.resident.constants, self.resident.states, in_place, lists)
         before = parts.device.bytes().reserved
         try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import CaptureError
-from ..format.schema import Bucket, EntryPoint, Form, Instruction, Program, Space
+from ..format.schema import Bucket, EntryPoint, Instruction, Program, Space
 from ..format.written import written_arguments, written_names
 from .bind import Bound, Memory, Tensors, bound_call
 
@@ -33,7 +33,7 @@ def warm_up(
     """Run the instructions of `bucket` once. Raises CaptureError, naming the instruction, where one fails."""
     tensors = Tensors(program, bucket, memory)
     for number, item in enumerate(program.instructions[n] for n in bucket.code):
-        if item.form in (Form.RECORD, Form.WAIT):
+        if item.is_event:
             continue
         op = ops[item.op]
         roots = _lasting(item, op, bucket)

@@ -22,6 +22,7 @@ _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
 class Accelerator:
     """One device of a vendor; the base of `CUDA` and `NPU`."""
 
+    is_host = False
     concurrent = True
     space_cost = ANCHOR_COST
 

@@ -128,6 +128,7 @@ class GraphSpace(Protocol):
 
 class Device(Protocol):
     kind: str
+    is_host: bool  # the CPU, which runs what was built for any device, as far as it has the ops
     torch_device: torch.device
     name: str  # of the device, as its vendor calls it
     vendor_version: str  # of the package that brings the device to torch

@@ -54,6 +54,7 @@ class HostSpace:
 
 class CPU:
     kind = "cpu"
+    is_host = True
     torch_device = torch.device("cpu")
     name = vendor_version = ""
     limits = Limits()

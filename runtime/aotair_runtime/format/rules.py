@@ -5,7 +5,7 @@ import re
 from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
 from .entry_rules import EntryRules
-from .host_lists import list_inputs
+from .host_inputs import inputs_as_arguments
 from .schema import EntryPoint, Form, Instruction, Program
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
@@ -28,7 +28,7 @@ def _check_entry_point(program: Program, entry: EntryPoint, where: str, path: st
     rules = BucketRules(program, where)
     for i, bucket in enumerate(entry.buckets):
         rules.bucket(bucket, entry, f"{path}.buckets[{i}]")
-    listed = set(list_inputs(program, entry))  # of instructions that are known to name what there is
+    listed = set(inputs_as_arguments(program, entry))  # of instructions that are known to name what there is
     for i, bucket in enumerate(entry.buckets):
         rules.unread(bucket, listed, f"{path}.buckets[{i}]")
 
@@ -63,7 +63,7 @@ class _Tables(Demands):
             self.nbytes(item.dtype, item.shape, path)
         for i, instruction in enumerate(program.instructions):
             self.require(instruction.form in list(Form), f"instructions[{i}].form", "a form", instruction.form)
-            if instruction.form in (Form.RECORD, Form.WAIT):
+            if instruction.is_event:
                 self.event(instruction, f"instructions[{i}]")
             else:
                 self.index(instruction.op, len(program.ops), f"instructions[{i}].op")

@@ -147,6 +147,11 @@ class Instruction:
     node: str
     stream: int = 0
 
+    @property
+    def is_event(self) -> bool:
+        """Whether it records an event or waits for one, and calls no op."""
+        return self.form in (Form.RECORD, Form.WAIT)
+
 
 @dataclass(frozen=True)
 class Constant:

@@ -96,7 +96,7 @@ def _placement_text(program: Program, item: Placement) -> str:
 
 def _instruction_text(program: Program, item: Instruction) -> str:
     stream = f"[stream {item.stream}] " if item.stream else ""
-    if item.form in (Form.RECORD, Form.WAIT):
+    if item.is_event:
         return f"{stream}{Form(item.form).name.lower()} event {item.args[0]}  # {item.node}"
     args = [_arg_text(arg) for arg in item.args] + [f"{name}={_arg_text(arg)}" for name, arg in item.kwargs]
     outs = ", ".join("_" if n < 0 else f"%{n}" for n in item.outs)

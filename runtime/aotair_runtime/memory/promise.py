@@ -8,7 +8,7 @@ import torch
 
 from ..devices.allocators import ALLOCATORS, Allocator
 from ..errors import MalformedError, MemoryBudgetError
-from ..format.schema import Bucket, Constant, Form, Instruction, Layout, Program, Space
+from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
 from ..format.text import table
 from ..format.torch_names import dtype
@@ -230,7 +230,7 @@ def _warm_up(program: Program, bucket: Bucket) -> int:
 
 
 def _written_bytes(program: Program, bucket: Bucket, item: Instruction) -> int:
-    if item.form in (Form.RECORD, Form.WAIT):
+    if item.is_event:
         return 0
     schema, written = _written(program.ops[item.op].schema)
     numbers = {*(n for n in item.outs if n >= 0), *(arg.index for arg in written_arguments(item, schema, written))}

@@ -18,6 +18,7 @@ import aotair
 from aotair.cli import main
 from aotair.errors import UnsupportedError
 from aotair.lower.bodies import NoBody, _grouped, body, defining_packages
+from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.weights.golden import replay_golden
 
@@ -212,7 +213,7 @@ def test_grouped_products_are_those_of_transformers(sizes, beyond, k, device, ha
     x, weight = torch.randn(sum(sizes) + beyond, k).to(dtype), torch.randn(len(sizes), k, 8).to(dtype)
     ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     want = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
-    got = _grouped(device, x, weight, ends)
+    got = _grouped(Target(device), x, weight, ends)
     torch.testing.assert_close(got[: sum(sizes)], want[: sum(sizes)])
 
 
@@ -225,7 +226,7 @@ def body_of(op, *args, device: str = "cpu", pure: bool = True, **kwargs):
     """The calls of an op on fake tensors like the given ones, after checking that they compute the same."""
     mode = FakeTensorMode()
     fake = pytree.tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
-    made = body(mode, op, *fake, device, pure)
+    made = body(mode, op, *fake, Target(device), pure)
     if pure:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         torch.testing.assert_close(made(*[t.clone() for t in tensors]), op(*args, **kwargs))
@@ -316,7 +317,7 @@ def test_writes_into_arguments_are_copied_there_at_the_end():
 
     define("twice_into(Tensor(a!) x) -> ()", twice_into, "CPU", lambda x: None)
     mode = FakeTensorMode()
-    made = body(mode, body_ops.twice_into.default, (mode.from_tensor(SAMPLE),), {}, "cpu")
+    made = body(mode, body_ops.twice_into.default, (mode.from_tensor(SAMPLE),), {}, Target("cpu"))
     assert called(made) == ["aten.mul.Tensor", "aten.copy_.default"]
     x = SAMPLE.clone()
     made(x)
@@ -329,7 +330,7 @@ def test_writes_into_arguments_are_copied_there_at_the_end():
 @pytest.mark.parametrize("shapes", [((4, 3), (3, 2)), ((2, 4, 3), (2, 3, 2)), ((4,), (1, 4, 2))])
 def test_grouped_products_of_other_ranks_are_not_served(shapes):
     with pytest.raises(NoBody, match="an input of two dimensions and a weight of three"):
-        _grouped("cpu", torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.tensor([1, 2]))
+        _grouped(Target("cpu"), torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_the_kernel_is_called_where_it_takes_the_factors(x, weight, own, monkeyp
         type("Ops", (), {"_grouped_mm": type("Op", (), {"default": lambda *args: calls.append(1) or kernel(*args)})}),
     )
     ends = torch.tensor([1, 4], dtype=torch.int32)
-    got = _grouped("cpu", x, weight, ends)
+    got = _grouped(Target("cpu"), x, weight, ends)
     want = torch.cat([x[:1] @ weight[0], x[1:] @ weight[1]])
     torch.testing.assert_close(got, want)
     assert bool(calls) == own

@@ -196,7 +196,7 @@ def test_an_op_that_refuses_the_sizes_is_refused_with_bucket_and_line():
 
 def test_what_is_written_in_place_runs_though_it_gives_nothing():
     module = trace(lambda x, y: (special.add_into(x, y), y + 1)[1:], torch.zeros(3), torch.ones(3))
-    concrete = specialise(module, {"x_1": (3,), "y_1": (3,)}, "here", Nodes("cpu", ("aotairspecial",)))
+    concrete = specialise(module, {"x_1": (3,), "y_1": (3,)}, "here", Nodes(Target("cpu"), ("aotairspecial",)))
     assert "aotairspecial.add_into.default" in targets(concrete)
 
 
@@ -229,7 +229,7 @@ def test_its_calls_come_from_its_line_and_run_on_its_stream():
 
 def test_an_allowed_namespace_stays_whole():
     module = trace(lambda x: (special.twice(x),), torch.zeros(3))
-    concrete = specialise(module, {"x_1": (3,)}, "here", Nodes("cpu", ("other", "aotairspecial")))
+    concrete = specialise(module, {"x_1": (3,)}, "here", Nodes(Target("cpu"), ("other", "aotairspecial")))
     assert targets(concrete) == ["aotairspecial.twice.default"]
 
 
@@ -237,7 +237,7 @@ def test_an_allowed_namespace_stays_whole():
 def test_one_that_reads_values_is_refused_with_all_that_helps(function):
     module = trace(lambda x: (function(x),), torch.zeros(3))
     with pytest.raises(UnsupportedError) as caught:
-        specialise(module, {"x_1": (3,)}, "bucket n=1", Nodes("cpu", ("mine",)))
+        specialise(module, {"x_1": (3,)}, "bucket n=1", Nodes(Target("cpu"), ("mine",)))
     error = caught.value
     assert error.what.startswith("the op aotairspecial::sum_as_number is none that a node has")
     assert error.expected == "ops of the namespaces aten, npu, air, mine, or made of them"
@@ -257,14 +257,14 @@ def test_one_that_reads_values_is_refused_with_all_that_helps(function):
 )
 def test_what_other_devices_have_stays_as_it_is(function, op, device):
     module = trace(function, torch.zeros(2, 3))
-    concrete = specialise(module, {"x_1": (2, 3)}, "here", Nodes(device))
+    concrete = specialise(module, {"x_1": (2, 3)}, "here", Nodes(Target(device)))
     assert op in [node.target for node in concrete.graph.nodes]
 
 
 def test_what_reads_a_value_for_the_host_is_on_other_devices_refused():
     module = trace(lambda x: (aten._logcumsumexp(x, 0),), torch.zeros(3))
     with pytest.raises(UnsupportedError, match="has no kernel on npu") as caught:
-        specialise(module, {"x_1": (3,)}, "here", Nodes("npu"))
+        specialise(module, {"x_1": (3,)}, "here", Nodes(Target("npu")))
     assert caught.value.got.startswith("not made of others: ")
     assert targets(specialise(module, {"x_1": (3,)}, "here")) == ["aten._logcumsumexp.default"]
 
@@ -275,7 +275,7 @@ def test_nodes_have_the_formats_namespaces(name):
         def name(self):
             return name
 
-    assert Nodes().names(Op()) and Nodes("npu").names(Op())
+    assert Nodes().names(Op()) and Nodes(Target("npu")).names(Op())
 
 
 @pytest.mark.parametrize("name", ["aotairspecial::twice", "aten::set_", "aten::resize_", "no op at all"])
@@ -285,4 +285,4 @@ def test_others_and_ops_that_no_artifact_may_hold_they_have_not(name):
             return name
 
     assert not Nodes().names(Op())
-    assert Nodes("cpu", ("aotairspecial",)).names(Op()) == name.startswith("aotair")
+    assert Nodes(Target("cpu"), ("aotairspecial",)).names(Op()) == name.startswith("aotair")

@@ -10,7 +10,6 @@ from graphs import trace
 
 import aotair
 from aotair.passes.edits import Account, Edits
-from aotair.recipe.config import CompilerConfig
 from aotair.target.target import Target
 
 JOINED = recipe("Joined", {"x": {"shape": ["n", 64], "dtype": "float32"}}, {"n": [4, 8]})
@@ -27,7 +26,7 @@ def test_the_debug_log_names_graph_and_line_of_each_rewrite(tmp_path, caplog):
 
 
 def edits(limit: int | None = None, graph: str = "") -> Edits:
-    return Edits("mine", Target("cpu"), CompilerConfig(), limit, graph)
+    return Edits("mine", Target("cpu"), limit, graph)
 
 
 def product() -> tuple[torch.fx.GraphModule, torch.fx.Node]:

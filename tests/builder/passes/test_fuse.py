@@ -14,7 +14,6 @@ from aotair.fusion.matcher import KeywordArg, call
 from aotair.fusion.rule import Fused, Kept
 from aotair.passes import fuse as step
 from aotair.passes.edits import Edits
-from aotair.recipe.config import CompilerConfig
 from aotair.target.target import Target
 
 aten, npu = torch.ops.aten, torch.ops.npu
@@ -109,12 +108,9 @@ def rule(replace, pattern=SUM, check=lambda: None, **options) -> fusion.Rule:
 def tried(one: fusion.Rule, function=lambda x, y: ((x + y).relu(),), inputs=(X, Y), limit=None, **options):
     """The graph after the rule, what the rule said, and whether the numbers are the function's."""
     module = trace(function, *inputs)
-    made = CompilerConfig()
-    for name, value in options.items():
-        setattr(made.experimental_config, name, value)
-    edits = Edits("mine", Target("cpu"), made, limit)
+    edits = Edits("mine", Target("cpu"), limit)
     want = answers(module, inputs)
-    step.run(module, edits, one)
+    step.run(module, edits, one, **options)
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
@@ -171,14 +167,14 @@ def test_a_users_rule_that_changes_numbers_is_refused_unless_nobody_asks():
         tried(wrong)
     assert caught.value.got.startswith("on random numbers relu differs by ")
     assert "disabled_fusion_rules: [mine]" in caught.value.fix and "verify_rules: false" in caught.value.fix
-    ops, _, same = tried(wrong, verify_rules=False)
+    ops, _, same = tried(wrong, verify=False)
     assert ops == ["aten.sub.Tensor", "aten.relu.default"] and not same
 
 
 def test_a_users_rule_that_writes_is_refused_whoever_asks():
     writes = rule(lambda x, y: (x.add_(y).relu(),), ours=False)
     with pytest.raises(GraphError, match="the fusion rule mine changes numbers") as caught:
-        tried(writes, verify_rules=False)
+        tried(writes, verify=False)
     assert caught.value.got.startswith("the replacement writes into its argument ")
 
 
@@ -193,7 +189,7 @@ def test_a_replacement_has_the_line_of_what_it_stands_for():
     module = trace(lambda x, y: ((x + y).relu(),), X, Y)
     for node in module.graph.nodes:
         node.meta["stack_trace"] = 'File "model.py", line 7, in forward'
-    step.run(module, Edits("mine", Target("cpu"), CompilerConfig()), rule(right))
+    step.run(module, Edits("mine", Target("cpu")), rule(right))
     assert {node.meta.get("stack_trace") for node in module.graph.nodes} == {'File "model.py", line 7, in forward'}
 
 
@@ -258,21 +254,21 @@ def test_a_near_miss_is_explained_and_others_are_not_spoken_of():
 
 def test_what_nothing_calls_is_said_once_all_was_seen():
     module = trace(lambda x, y: ((x - y).relu(),), X, Y)
-    seen, edits = set(), Edits("mine", Target("cpu"), CompilerConfig())
+    seen, edits = set(), Edits("mine", Target("cpu"))
     step.run(module, edits, rule(right), seen=seen)
     assert seen == {aten.sub.Tensor, aten.relu.default}
     missing = [one for one in edits.accounts if not one.node]
     assert [(one.op, one.text) for one in missing] == [
         ("aten.add.Tensor", "the rule needs it, and nothing in the graph calls it")
     ]
-    edits = Edits("mine", Target("cpu"), CompilerConfig())
+    edits = Edits("mine", Target("cpu"))
     step.run(module, edits, rule(right), seen={aten.add.Tensor})
     assert not [one for one in edits.accounts if not one.node], "another graph called it"
 
 
 def test_a_rule_that_needs_no_call_of_a_composite_waits_until_these_are_whole():
     module = trace(lambda x, y: ((x + y).relu(),), X, Y)
-    edits = Edits("mine", Target("cpu"), CompilerConfig())
+    edits = Edits("mine", Target("cpu"))
     step.run(module, edits, rule(right), seen=set(), groups=[])
     assert edits.count == 0 and edits.accounts == []
 
@@ -281,7 +277,7 @@ def test_other_rules_leave_what_a_users_check_kept():
     module = trace(lambda x, y: ((x + y).relu(),), X, Y)
     said = []
     for one in (rule(right, check=lambda: Kept("no"), ours=False), rule(right)):
-        edits = Edits(one.name, Target("cpu"), CompilerConfig())
+        edits = Edits(one.name, Target("cpu"))
         step.run(module, edits, one)
         said += [account.text for account in edits.accounts]
     assert said == ["no", "the extra_check of mine says no to fusing these ops here"]

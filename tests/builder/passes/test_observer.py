@@ -11,7 +11,6 @@ from graphs import trace
 import aotair
 from aotair.errors import GraphError, InternalError
 from aotair.passes.observer import Observer
-from aotair.recipe.config import CompilerConfig
 from aotair.target.target import Target
 
 JOINED = recipe("Joined", {"x": {"shape": ["n", 64], "dtype": "float32"}}, {"n": [4, 8]})
@@ -80,7 +79,7 @@ def doubled() -> torch.fx.GraphModule:
 
 def watched(seen: Observer, name: str, rewrites: int, module: torch.fx.GraphModule | None = None) -> None:
     module = module or doubled()
-    with seen.watch(name, module, CompilerConfig()) as edits:
+    with seen.watch(name, module) as edits:
         node = next(iter(module.graph.nodes))
         for _ in range(rewrites):
             edits.may(node, "changed")
@@ -145,7 +144,7 @@ def test_what_a_user_can_mend_goes_through_as_it_is():
 
 
 def fails(seen: Observer, name: str, error: Exception) -> None:
-    with seen.watch(name, doubled(), CompilerConfig()):
+    with seen.watch(name, doubled()):
         raise error
 
 
@@ -153,6 +152,6 @@ def test_a_graph_that_is_none_is_found_after_the_pass_that_left_it():
     module = doubled()
     with (
         pytest.raises(InternalError, match=r"one.*every node carries meta"),
-        observer().watch("one", module, CompilerConfig()),
+        observer().watch("one", module),
     ):
         del next(iter(module.graph.nodes)).meta["val"]

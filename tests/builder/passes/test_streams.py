@@ -12,7 +12,6 @@ from aotair.errors import GraphError
 from aotair.graph.show import show
 from aotair.ops import air
 from aotair.passes import reinplace_inplaceable_ops, reinplace_input_mutated_ops, streams
-from aotair.recipe.config import CompilerConfig
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.schema import Form
 
@@ -28,12 +27,6 @@ def enter(label: str = "side", priority: int | None = None) -> None:
 
 def leave() -> None:
     ops.scope_exit()
-
-
-def config(hazards: str) -> CompilerConfig:
-    made = CompilerConfig()
-    made.experimental_config.stream_hazards = hazards
-    return made
 
 
 def streams_of(module) -> dict[str, int]:
@@ -147,7 +140,7 @@ def _waits_on_tag(x):
 @pytest.mark.parametrize("hazards", ["repair", "refuse", "allow"])
 def test_what_waits_needs_no_repair(function, hazards):
     module = trace(function, X)
-    assert run_pass(streams, module, config=config(hazards)).count == 0
+    assert run_pass(streams, module, hazards=hazards).count == 0
     assert all("event" in n.meta for n in module.graph.nodes if "air" in str(n.target))
 
 
@@ -192,10 +185,10 @@ def test_hazards_are_repaired_refused_or_allowed(function, says, caplog):
         assert run_pass(streams, module).count >= 1
     assert says in caplog.text, "a repair is logged"
     with pytest.raises(GraphError) as caught:
-        run_pass(streams, trace(function, X), config=config("refuse"))
+        run_pass(streams, trace(function, X), hazards="refuse")
     assert says in str(caught.value)
     module = trace(function, X)
-    edits = run_pass(streams, module, config=config("allow"))
+    edits = run_pass(streams, module, hazards="allow")
     assert edits.count == 0 and edits.accounts
 
 
@@ -316,7 +309,7 @@ def test_wait_tensor_is_a_wait_and_the_tensor_itself():
     assert added.args == (product, 1)
     assert targets(module).count("air.wait.default") == 1, "an input is there"
     assert targets(module).count("air.record_tagged_stream.default") == 1
-    assert run_pass(streams, module, config=config("refuse")).count == 0
+    assert run_pass(streams, module, hazards="refuse").count == 0
     assert all("event" in node.meta for node in graph.nodes if "air" in str(node.target))
 
 

@@ -7,7 +7,7 @@ from .schema import EntryPoint, HostArg, Input, Instruction, Program
 from .sizes import evaluate
 
 
-def list_inputs(program: Program, entry: EntryPoint) -> tuple[int, ...]:
+def inputs_as_arguments(program: Program, entry: EntryPoint) -> tuple[int, ...]:
     """The inputs that instructions of the entry point take as lists, by position."""
     found: set[int] = set()
     for bucket in entry.buckets:
@@ -21,10 +21,10 @@ def positions(item: Instruction) -> list[int]:
     return [arg.input for _, arg in item.kwargs if isinstance(arg, HostArg)]
 
 
-def legal_lists(program: Program, entry: EntryPoint, sizes: Sequence[int]) -> list[list[int]]:
+def legal_arguments(program: Program, entry: EntryPoint, sizes: Sequence[int]) -> list[list[int]]:
     """Lists of the lowest legal value for a bucket, by the number of each list input."""
     found = []
-    for position in list_inputs(program, entry):
+    for position in inputs_as_arguments(program, entry):
         spec = entry.inputs[position]
         found.append([int(legal_range(spec)[0])] * evaluate(spec.shape[0], sizes))
     return found

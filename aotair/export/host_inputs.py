@@ -14,7 +14,7 @@ _REFUSED = (
 )
 
 
-class HostList:
+class HostInput:
     """What the model gets at export for a host input: the traced tensor of its values."""
 
     def __init__(self, name: str, tensor: torch.Tensor):
@@ -31,7 +31,7 @@ class HostList:
         """A call of an op that takes the list as a host argument becomes one of the op that takes a tensor."""
         name = _name(func)
         values = dict(zip(_argument_names(func), args)) | dict(kwargs or {}) if name else {}
-        held = {key: value for key, value in values.items() if isinstance(value, HostList)}
+        held = {key: value for key, value in values.items() if isinstance(value, HostInput)}
         if name is None or set(held) - set(LISTS[name]):
             raise _refusal(next(_lists((args, kwargs or {})))._name, f"an argument of {func}")
         count = len(args)
@@ -48,20 +48,20 @@ class HostList:
 
 
 def _refuses(method: str) -> Callable[..., NoReturn]:
-    def refuse(self: HostList, *_: object) -> NoReturn:
+    def refuse(self: HostInput, *_: object) -> NoReturn:
         raise _refusal(self._name, method)
 
     return refuse
 
 
 for _method in _REFUSED.split():
-    setattr(HostList, f"__{_method}__", _refuses(f"__{_method}__"))
+    setattr(HostInput, f"__{_method}__", _refuses(f"__{_method}__"))
 
 
-def with_lists(values: Mapping[str, torch.Tensor], job: EntryJob) -> dict[str, object]:
+def with_host_inputs(values: Mapping[str, torch.Tensor], job: EntryJob) -> dict[str, object]:
     """Inputs by name, host inputs as the objects that stand for lists."""
     lists = [name for name, item in job.inputs.items() if item.host]
-    return {**values, **{name: HostList(name, values[name]) for name in lists}}
+    return {**values, **{name: HostInput(name, values[name]) for name in lists}}
 
 
 def _name(func: object) -> str | None:
@@ -79,8 +79,8 @@ def _argument_names(func: object) -> list[str]:
     return [argument.name for argument in op._schema.arguments]
 
 
-def _lists(value: object) -> Iterator[HostList]:
-    if isinstance(value, HostList):
+def _lists(value: object) -> Iterator[HostInput]:
+    if isinstance(value, HostInput):
         yield value
     elif isinstance(value, (tuple, list, dict)):
         for item in value.values() if isinstance(value, dict) else value:

@@ -6,7 +6,7 @@ from cases import LENGTHS, RECIPES
 
 import aotair
 from aotair.errors import RecipeError, UnsupportedError
-from aotair.export.host_lists import HostList, with_lists
+from aotair.export.host_inputs import HostInput, with_host_inputs
 from aotair.ops.npu import OPS
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
@@ -64,7 +64,7 @@ def test_a_list_is_handed_on_or_refused(tmp_path, use):
 
         export(make(use), job_of(parse_recipe(recipe(use))).entries[0])
     assert isinstance(caught.value, UnsupportedError)
-    assert "test_host_lists.py" in str(caught.value)
+    assert "test_host_inputs.py" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_device_without_a_kernel_for_it_is_refused_at_build_time(tmp_path):
 # ---- a list alone ----------------------------------------------------------------------------------------------------
 
 
-def the_list(name: str = "lengths") -> HostList:
-    return HostList(name, torch.tensor([1, 2]))
+def the_list(name: str = "lengths") -> HostInput:
+    return HostInput(name, torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_nothing_can_be_done_with_it(use, got):
 
 def test_it_may_be_kept_and_asked_for_what_python_asks():
     it = the_list()
-    assert {it: 1}[it] == 1 and isinstance(it, HostList)
+    assert {it: 1}[it] == 1 and isinstance(it, HostInput)
     with pytest.raises(AttributeError):
         it.__array_interface__  # noqa: B018
     assert not hasattr(it, "__cuda_array_interface__")
@@ -216,10 +216,10 @@ def test_another_op_does_not_take_it(call):
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_an_op_that_takes_it_becomes_the_one_with_a_tensor(by_name, monkeypatch):
-    from aotair.export import host_lists
+    from aotair.export import host_inputs
 
     seen = []
-    monkeypatch.setattr(host_lists, "with_tensors", lambda name: lambda *args, **kw: seen.append((name, args, kw)))
+    monkeypatch.setattr(host_inputs, "with_tensors", lambda name: lambda *args, **kw: seen.append((name, args, kw)))
     x, it = torch.zeros(2, 1, 16), the_list()
     attention(x, x, x, num_heads=2, actual_seq_lengths_kv=it)
     ((name, args, kwargs),) = seen
@@ -232,10 +232,10 @@ def test_an_op_that_takes_it_becomes_the_one_with_a_tensor(by_name, monkeypatch)
 
 
 def test_two_lists_of_one_call_are_both_taken(monkeypatch):
-    from aotair.export import host_lists
+    from aotair.export import host_inputs
 
     seen = []
-    monkeypatch.setattr(host_lists, "with_tensors", lambda name: lambda *args, **kw: seen.append(kw))
+    monkeypatch.setattr(host_inputs, "with_tensors", lambda name: lambda *args, **kw: seen.append(kw))
     x, a, b = torch.zeros(2, 1, 16), the_list("a"), the_list("b")
     attention(x, x, x, actual_seq_lengths=a, actual_seq_lengths_kv=b)
     assert seen == [{"actual_seq_lengths_tensor": a._tensor, "actual_seq_lengths_kv_tensor": b._tensor}]
@@ -246,6 +246,6 @@ def test_two_lists_of_one_call_are_both_taken(monkeypatch):
 def test_host_inputs_become_lists_and_others_stay():
     job = job_of(parse_recipe(recipe("plus one"))).entries[0]
     x, lengths = torch.zeros(2, 1, 16), torch.tensor([1, 1])
-    found = with_lists({"x": x, "lengths": lengths}, job)
-    assert found["x"] is x and isinstance(found["lengths"], HostList)
+    found = with_host_inputs({"x": x, "lengths": lengths}, job)
+    assert found["x"] is x and isinstance(found["lengths"], HostInput)
     assert found["lengths"]._tensor is lengths and found["lengths"]._name == "lengths"
