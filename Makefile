@@ -12,7 +12,7 @@ CUDA_PYTHON ?= $(BIN)/python
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test coverage fuzz test-cuda lint docs bench clean
+.PHONY: help demo test fuzz test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,13 +30,10 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 	$(BIN)/python -m recipes.minilm_search $(ARTIFACT)
 	$(BIN)/aotair bench $(ARTIFACT) --recipe recipes/minilm.yaml --memory
 
-test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	$(BIN)/python -m pytest -n $(WORKERS)
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
-
-coverage: $(INSTALLED) ## the tests on the CPU, and the lines of both packages that they run (half as long again as without)
+test: $(INSTALLED) ## all tests, and the lines they run; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
 		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000); on the simulated NPU 600 graphs and 1,000 sequences (40 minutes)
 	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000

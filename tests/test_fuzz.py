@@ -1,8 +1,11 @@
 """Random graphs through the whole line: outputs, mutated inputs and states are the original's."""
 
+from collections.abc import Callable
+
 import fuzz
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 STEP = st.one_of(
@@ -12,7 +15,7 @@ STEP = st.one_of(
     ]
 )
 STEPS = st.lists(STEP, min_size=2, max_size=18)
-DEFAULT = 200
+DEFAULT, PARTS = 200, 4  # graphs; tests that share them, and that workers may take apart
 
 # What was once wrong.
 FOUND = {
@@ -29,16 +32,16 @@ FOUND = {
 }  # fmt: skip
 
 
-def tried(request: pytest.FixtureRequest, default: int = DEFAULT) -> settings:
-    """How many graphs to try: the same ones each time, unless more are asked for."""
+def tried(request: pytest.FixtureRequest, default: int = DEFAULT, part: int = 0, parts: int = 1) -> Callable:
+    """How many graphs one of `parts` tests tries: the same ones each time, unless more are asked for."""
     count = request.config.getoption("--graphs")
-    return settings(
-        max_examples=count or default,
-        derandomize=count is None,
+    chosen = settings(
+        max_examples=(count or default) // parts,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
     )
+    return chosen if count else lambda run: seeded(part)(chosen(run))
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -53,8 +56,9 @@ def test_seeds_that_were_once_wrong(seed: int):
 
 
 @pytest.mark.timeout(3600)
-def test_random_graphs(request):
-    @tried(request)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_graphs(request, part: int):
+    @tried(request, part=part, parts=PARTS)
     @given(STEPS)
     def run(steps: list) -> None:
         assert fuzz.check(steps) in ("", "refused")
