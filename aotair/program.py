@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
+from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import (
     Bucket,
     Constant,
@@ -23,10 +24,10 @@ from aotair_runtime.format.schema import (
 )
 from aotair_runtime.format.structure import leaf_names
 
-from .emit.constants import DistinctTensors
 from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
 from .export.exported import Exported
+from .graph.derived import is_constant
 from .graph.operand import results_of
 from .graph.verify import check_graph
 from .lower.select import Kernel, select
@@ -41,6 +42,7 @@ from .plan.shared import Interface, shared_places
 from .recipe.entry import EntryJob
 from .recipe.job import Job
 from .recipe.recipe import InputPart
+from .stored import Stored
 
 TORCH_MIN = "2.9"
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -66,7 +68,7 @@ def build_program(
     """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all),
     `observer` the passes over each bucket's graph, of which `stop_after` names the last."""
     observer = observer or Observer(job.target)
-    tables, distinct = Tables(), DistinctTensors(exported[0].names, job.model.share_equal_weights)
+    tables, stored = Tables(), Stored(exported[0].names, job.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in job.entries)
     entries: list[EntryPoint] = []
     pictures: dict[tuple[str, tuple[int, ...]], Picture] = {}
@@ -84,19 +86,21 @@ def build_program(
             (one.entry, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT)
             for item, plan in zip(planned, plans)
         }
-        entries.append(_entry_point(graphs[0], one, _emitted(job, one, zip(planned, plans), tables, distinct)))
+        entries.append(_entry_point(graphs[0], one, _emitted(job, one, zip(planned, plans), tables, stored)))
     progress(total, total)
-    states = _states(exported, tables, distinct)
-    weights = {name: distinct.tensor(name) for name in tables.constants.values()}
-    program = _program(job, entries, tables, states, tuple(map(distinct.constant, weights)))
-    return Built(replace(program, unread=exported[0].names.unread(program.constants)), weights, pictures)
+    states = _states(exported, tables, stored)
+    prologue = stored.prologue(tables, job.config.experimental_config.plan_effort, ALIGNMENT)
+    constants = tuple(map(stored.constant, tables.constants.values()))
+    program = replace(_program(job, entries, tables, states, constants), prologue=prologue)
+    program = replace(program, unread=exported[0].names.unread(tensors(program)))
+    return Built(program, stored.values(program), pictures)
 
 
-def _states(exported: Sequence[Exported], tables: Tables, distinct: DistinctTensors) -> tuple[State, ...]:
+def _states(exported: Sequence[Exported], tables: Tables, stored: Stored) -> tuple[State, ...]:
     """The states, each with the constant of its first value: kept aside, since the original model goes on writing into
     its own buffer."""
     values = {item.name: item.tensor.clone() for graph in exported for item in graph.states.values()}
-    constants = {name: distinct.name_of(name, values[name]) for name in tables.states.values()}
+    constants = {name: stored.name_of(name, values[name]) for name in tables.states.values()}
     return tuple(State(name, tables.constants.number(constant)) for name, constant in constants.items())
 
 
@@ -204,14 +208,13 @@ def _emitted(
     one: EntryJob,
     planned: Iterable[tuple[_Planned, Plan]],
     tables: Tables,
-    distinct: DistinctTensors,
+    stored: Stored,
 ) -> tuple[Bucket, ...]:
     """The programs of an entry point's buckets."""
     found = []
     for item, plan in planned:
         exported = item.exported
-        names = {p: distinct.name_of(c.name, c.tensor) for p, c in exported.read_constants().items()}
-        names |= {p: constant.name for p, constant in exported.states.items()}
+        names = stored.names(exported) | {p: constant.name for p, constant in exported.states.items()}
         inputs = list(exported.inputs.values())
         hosts = [placeholder for name, placeholder in exported.inputs.items() if one.inputs[name].host]
         found.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, item.kernels, hosts))
@@ -219,7 +222,8 @@ def _emitted(
 
 
 def _spaces(exported: Exported, job: EntryJob) -> dict[str, Space]:
-    spaces = dict.fromkeys(exported.constants, Space.CONSTANT) | dict.fromkeys(exported.states, Space.STATE)
+    constants = (node.name for node in exported.module.graph.find_nodes(op="placeholder") if is_constant(node))
+    spaces = dict.fromkeys(constants, Space.CONSTANT) | dict.fromkeys(exported.states, Space.STATE)
     for name, placeholder in exported.inputs.items():
         spaces[placeholder] = Space.CALLER if job.inputs[name].mutated else Space.INPUT
     return spaces

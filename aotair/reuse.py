@@ -8,6 +8,7 @@ import torch
 
 from aotair_runtime.artifact.checkpoint import same_bytes
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import Constant, Origin, Program
 
 from .errors import RecipeError
@@ -15,6 +16,7 @@ from .export.exported import Exported
 from .model.tied_names import Names
 from .program import Built
 from .recipe.job import Job
+from .stored import derived_values
 
 _DIFFERS = {
     "versions": "it was built with other versions",
@@ -35,7 +37,9 @@ def built_like(path: Path, exported: Sequence[Exported], job: Job, origin: Origi
     found = {c.name: c.tensor for graph in exported for c in (*graph.constants.values(), *graph.states.values())}
     states = {constant.name for graph in exported for constant in graph.states.values()}
     names = exported[0].names  # the model's
-    weights = {constant.name: _value(constant, found, names, path) for constant in other.constants}
+    values = {item.name: _value(item, found, names, path) for item in tensors(other) if item.kind != "derived"}
+    values |= derived_values(other, values.__getitem__)
+    weights = {constant.name: values[constant.name] for constant in other.constants}
     # Aside from the model's own: a state goes on changing there.
     weights = {name: value.clone() if name in states else value for name, value in weights.items()}
     return Built(_fresh(other, job), weights, {})

@@ -20,8 +20,8 @@ RUNTIME_MAY_IMPORT = {"torch", "msgpack", "safetensors", "aotair_runtime"}
 ORDER = {
     BUILDER: [
         "errors", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes", "lower",
-        "plan", "emit", "promise", "program", "prove", "pack", "fingerprint", "reuse", "tools", "buckets", "report",
-        "builder", "commands", "cli", "__main__", "__init__",
+        "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse", "tools",
+        "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",

@@ -8,6 +8,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import Expr, Scalar, Tree
 
+from ..graph.derived import mark_constant
 from ..model.tied_names import Names
 
 
@@ -50,6 +51,12 @@ class Exported:
         """The placeholder of an input."""
         found: Node = next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
         return found
+
+    def mark_constants(self) -> None:
+        """Tell passes which placeholders stand for constants."""
+        for node in self.module.graph.find_nodes(op="placeholder"):
+            if node.name in self.constants:
+                mark_constant(node)
 
     def read_constants(self) -> dict[str, NamedTensor]:
         """Those of the constants that the graph reads."""

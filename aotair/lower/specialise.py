@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from aotair_runtime.artifact.ops import NAMESPACES, allowed
 
 from ..errors import UnsupportedError
+from ..graph.derived import is_constant, mark_constant
 from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.user_line import source
@@ -73,7 +74,7 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
         made = build.placeholder(node.name, shape, strides, value.dtype)
     else:
         made = build.placeholder(node.name, tuple(value.shape), value.contiguous().stride(), value.dtype)
-        made.meta["constant"] = True
+        mark_constant(made)
     return made
 
 
@@ -196,7 +197,5 @@ def _is_mutable(node: Node) -> bool:
 
 
 def _owned(build: GraphBuilder, node: Node) -> Node:
-    storages = {
-        storage_of(p.meta["val"]) for p in build.graph.nodes if p.op == "placeholder" and p.meta.get("constant")
-    }
+    storages = {storage_of(p.meta["val"]) for p in build.graph.nodes if is_constant(p)}
     return build.call(torch.ops.aten.clone.default, node) if storage_of(node.meta["val"]) in storages else node

@@ -22,7 +22,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     shared = written_roots(graph) | {root(node) for node in operands(graph.output_node())}
     first: dict[tuple[object, ...], Node] = {}
     for node in list(graph.nodes):
-        if not _is_pure(node):
+        if not is_pure(node):
             continue
         key = (node.target, _key(node.args), _key(node.kwargs), streams.get(node, 0))
         known = first.setdefault(key, node)
@@ -35,7 +35,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
             graph.erase_node(node)
 
 
-def _is_pure(node: Node) -> bool:
+def is_pure(node: Node) -> bool:
     op = node.target
     if op is operator.getitem:
         return True

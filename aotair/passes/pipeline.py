@@ -15,6 +15,7 @@ from . import (
     canonicalise,
     composites,
     custom,
+    fold_constants,
     fuse,
     merge_copies,
     merge_duplicates,
@@ -113,6 +114,8 @@ FINISH = (
     Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
     _custom("post_grad_custom_post_pass", reshapes=True),
+    # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
+    Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.
     Pass("streams", streams.run, options=lambda config: {"hazards": config.experimental_config.stream_hazards}),
     *REINPLACE,

@@ -139,6 +139,11 @@ class ExperimentalConfig(_Options):
     )
     remove_noop_ops: bool = Field(default=True, description="remove ops that return their input unchanged")
     merge_duplicates: bool = Field(default=True, description="compute once what is computed several times")
+    fold_constants: bool = Field(
+        default=True,
+        description="compute what depends on weights alone before any call: stored in the artifact, and computed again "
+        "by load_weights",
+    )
     pattern_fusion_pass: bool = Field(default=True, description="apply fusion rules, aotair's own and registered ones")
     disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
     plan_effort: float = Field(

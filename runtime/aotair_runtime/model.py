@@ -201,7 +201,7 @@ class Model:
                 expected="an artifact, a .safetensors file or a directory of such files",
                 fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
             )
-        weights = read_weights(Path(path), self.artifact, strict=strict, cast=cast)
+        weights = read_weights(Path(path), self.artifact, self._parts.ops, strict=strict, cast=cast)
         with self._alone():
             self._refuse_closed()
             swap(self, weights, self._resident.constants, self._resident.states)

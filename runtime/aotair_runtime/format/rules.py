@@ -6,6 +6,8 @@ from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
 from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
+from .prologue import tensors
+from .prologue_rules import PrologueRules
 from .schema import EntryPoint, Form, Instruction, Program
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
@@ -21,6 +23,7 @@ def check_program(program: Program, where: str) -> None:
     rules.require(bool(names) and len(set(names)) == len(names), "entry_points", "distinct names")
     for number, entry in enumerate(program.entry_points):
         _check_entry_point(program, entry, where, f"entry_points[{number}]")
+    PrologueRules(program, where).prologue()
 
 
 def _check_entry_point(program: Program, entry: EntryPoint, where: str, path: str) -> None:
@@ -73,7 +76,7 @@ class _Tables(Demands):
         program = self.program
         seen = set(program.unread)
         self.require(len(seen) == len(program.unread), "unread", "distinct names")
-        for i, constant in enumerate(program.constants):
+        for i, constant in enumerate(tensors(program)):
             path = f"constants[{i}]"
             self.require(constant.kind in _KINDS, f"{path}.kind", "a kind of constant", constant.kind)
             fits = bool(constant.names) == bool(constant.kind) and all(constant.names)

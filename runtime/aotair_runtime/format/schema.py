@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
-FORMAT = 2
-READS = (1, 2)
+FORMAT = 3
+READS = (1, 2, 3)
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",
@@ -158,7 +158,7 @@ class Constant:
     """A tensor of the weights file, with the (first) name that the model gives it.
 
     `kind`: "weight" (a checkpoint of the model has it), "fixed" (none has: buffers that are not persistent, constants
-    of the code), "derived" (the build computed it from the checkpoint, as int8 weights), "" (not recorded). `names`:
+    of the code), "derived" (a part of the prologue makes it of others), "" (not recorded). `names`:
     the model's tensors that it stands for, which were equal at build time, each with all the names that are tied to it.
     """
 
@@ -351,6 +351,26 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A program of the host that makes constants of others: `reads` and `makes` are their numbers, where those of
+    `Prologue.sources` follow those of `Program.constants`. In its bucket they are the constants, and the inputs."""
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    bucket: Bucket
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """How the constants of the kind "derived" follow from a checkpoint. `sources`: tensors of the checkpoint that the
+    parts read and no bucket does; the artifact does not store them. `arena`: the bytes that the largest part needs."""
+
+    sources: tuple[Constant, ...] = ()
+    parts: tuple[Part, ...] = ()
+    arena: int = 0
+
+
+@dataclass(frozen=True)
 class Program:
     """`unread`: names that a checkpoint of the model has and no instruction reads."""
 
@@ -370,3 +390,4 @@ class Program:
     reserve: Reserve = Reserve()
     unread: tuple[str, ...] = ()
     origin: Origin = Origin()
+    prologue: Prologue = Prologue()

@@ -1,53 +1,61 @@
 """New values for the weights of a loaded model: all are checked, then all written, replayed, and kept or taken back."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
 from ..errors import WeightsError
+from ..format.prologue import follows_from, tensors
 from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
 from ..format.torch_names import dtype
 from .golden import Pair, compare_bucket, replay_bucket
 from .loaded import Loaded
+from .prologue import made_by
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Checked values for constants, by number: each is read, mapped, when it is asked for. `tolerance`: what the golden
-    tensors that belong to them are compared within; None: there are none, and outputs have to be finite."""
+    """Checked values for constants: `values` gives each in turn, with its number, read or computed when it is asked
+    for; `numbers` are those that it will give. `tolerance`: what the golden tensors that belong to them are compared
+    within; None: there are none, and outputs have to be finite."""
 
     where: str
-    read: Mapping[int, Callable[[], torch.Tensor]]
+    numbers: Sequence[int]
+    values: Callable[[], Iterator[tuple[int, torch.Tensor]]]
     golden: Mapping[str, torch.Tensor]
     tolerance: Tolerance | None
 
 
-def read_weights(path: Path, artifact: Artifact, *, strict: bool, cast: bool) -> Weights:
-    """The weights at `path` for a model of `artifact`, checked whole. Raises WeightsError or an ArtifactError."""
+def read_weights(path: Path, artifact: Artifact, ops: Sequence[OpOverload], *, strict: bool, cast: bool) -> Weights:
+    """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved. Raises
+    WeightsError or an ArtifactError."""
     if (path / PROGRAM_FILE).is_file():
         return _of_artifact(path, artifact.program)
-    golden = read_golden(artifact)
+    program, golden = artifact.program, read_golden(artifact)
     checkpoint = open_checkpoint(path)
-    _check_derived(artifact.program, str(path))
-    chosen = _chosen(artifact.program, checkpoint, strict)
-    _check_shapes(artifact.program, checkpoint, chosen, cast)
-    read = {number: _reader(checkpoint, artifact.program.constants[number], names) for number, names in chosen.items()}
-    return Weights(str(path), read, golden, None)
+    _check_derived(program, str(path))
+    chosen = _chosen(program, checkpoint, strict)
+    _check_shapes(program, checkpoint, chosen, cast)
+    numbers = [number for number in chosen if number < len(program.constants)]
+    numbers += [number for part in program.prologue.parts for number in part.makes]
+    return Weights(str(path), numbers, functools.partial(_values, artifact, ops, checkpoint, chosen), golden, None)
 
 
 def swap(model: Loaded, weights: Weights, constants: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> None:
     """Write the weights into `constants`, which are those of the model, and replay; where anything fails, put back what
     was there and raise. The caller holds the lock of the model's pools, and the device has nothing left to do."""
-    written = {number: constants[number] for number in weights.read}
-    kept = [(tensor, tensor.cpu().clone()) for tensor in (*written.values(), *states)]
+    written = [constants[number] for number in weights.numbers]
+    kept = [(tensor, tensor.cpu().clone()) for tensor in (*written, *states)]
     try:
-        for number, tensor in written.items():
-            tensor.copy_(weights.read[number]())
+        for number, value in weights.values():
+            constants[number].copy_(value)
         model.synchronize()
         _replay(model, weights)
         model.reset_state()
@@ -78,12 +86,8 @@ def _of_artifact(path: Path, program: Program) -> Weights:
     other = read_program(path)
     _check_alike(program, other, str(path))
     found = with_weights(path, other)
-    read = {number: _giver(tensor) for number, tensor in enumerate(found.constants)}
-    return Weights(str(path), read, read_golden(found), other.tolerance)
-
-
-def _giver(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor
+    numbers = range(len(found.constants))
+    return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
 
 
 def _check_alike(mine: Program, other: Program, where: str) -> None:
@@ -93,7 +97,7 @@ def _check_alike(mine: Program, other: Program, where: str) -> None:
     if here != there:
         names = [text for text in (*here, *there) if text not in here or text not in there]
         raise WeightsError("the artifact has other constants than the model", where=where, got=some(names), fix=fix)
-    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points"):
+    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points", "prologue"):
         one, two = (
             [_unproved(entry) for entry in p.entry_points] if field == "entry_points" else getattr(p, field)
             for p in (mine, other)
@@ -110,29 +114,30 @@ def _unproved(entry: EntryPoint) -> EntryPoint:
 
 
 def _check_derived(program: Program, where: str) -> None:
-    """Raises WeightsError where the artifact does not say what its constants are, or the build computed some."""
+    """Raises WeightsError where the artifact does not say what its constants are, or how some were computed."""
     if program.constants and not any(constant.kind for constant in program.constants):
         raise WeightsError(
             "the artifact does not say which names its weights have in a checkpoint",
             where=where,
             fix="build it again with this version, or give an artifact of the new weights",
         )
-    derived = [constant.name for constant in program.constants if constant.kind == "derived"]
+    known = follows_from(program)
+    derived = [item.name for item in program.constants if item.kind == "derived" and item.name not in known]
     if derived:
         raise WeightsError(
-            "the model holds weights that the build computes, as int8 ones, and no checkpoint has",
+            "the model holds weights that its build computed, and the artifact does not say how",
             where=where,
             got=some(derived),
-            fix="build an artifact of the new weights (aotair build --like) and give that",
+            fix="build it again with this version, or give an artifact of the new weights (aotair build --like)",
         )
 
 
 def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int, list[str]]:
-    """For each constant that a checkpoint has, by number, the names of all its values there."""
+    """For each tensor of the program that a checkpoint has, by number, the names of all its values there."""
     chosen: dict[int, list[str]] = {}
     missing: list[str] = []
     known = set(program.unread)
-    for number, constant in enumerate(program.constants):
+    for number, constant in enumerate(tensors(program)):
         if constant.kind != "weight":
             continue
         found = [[name for name in group if name in checkpoint.tensors] for group in constant.names]
@@ -154,9 +159,9 @@ def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int,
 
 def _check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int, list[str]], cast: bool) -> None:
     """Raises WeightsError where a tensor has another shape or dtype, or where one constant would need two values."""
-    wrong, castable = [], True
+    wrong, castable, there = [], True, tensors(program)
     for number, names in chosen.items():
-        constant = program.constants[number]
+        constant = there[number]
         want = dtype(constant.dtype)
         for name in names:
             have = checkpoint.tensors[name]
@@ -168,7 +173,7 @@ def _check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int,
         fix = "cast=True converts them, or let a build do it (model.dtype)" if castable else ""
         raise WeightsError("tensors do not fit the model's", where=str(checkpoint.path), got=some(wrong), fix=fix)
     for number, names in chosen.items():
-        _check_equal(checkpoint, program.constants[number], names)
+        _check_equal(checkpoint, there[number], names)
 
 
 def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str]) -> None:
@@ -185,8 +190,24 @@ def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str
         )
 
 
-def _reader(checkpoint: Checkpoint, constant: Constant, names: Sequence[str]) -> Callable[[], torch.Tensor]:
-    return lambda: checkpoint.tensor(names[0]).to(dtype(constant.dtype))
+def _values(
+    artifact: Artifact, ops: Sequence[OpOverload], checkpoint: Checkpoint, chosen: Mapping[int, Sequence[str]]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The constants of a checkpoint, as they lie there, and then those that follow from it."""
+    program = artifact.program
+    there = tensors(program)
+
+    def read(number: int) -> torch.Tensor:
+        constant = there[number]
+        if number not in chosen:
+            return artifact.constants[number]  # no checkpoint has it, so it stays what it was
+        return checkpoint.tensor(chosen[number][0]).to(dtype(constant.dtype))
+
+    for number in chosen:
+        if number < len(program.constants):
+            yield number, read(number)
+    for part in program.prologue.parts:
+        yield from made_by(program, part, ops, read).items()
 
 
 # ---- golden --------------------------------------------------------------------------------------------------------
