@@ -52,7 +52,7 @@ class Derivations:
 
     def _named(self, result: Node, reads: Mapping[str, str]) -> str:
         """A name that says what the constant follows from, and the last op that makes it."""
-        op = str(getattr(result.target, "_opname", result.name))
+        op = str(getattr(result.target, "_opname", result.name)).strip("_")
         plain = f"{next(iter(reads.values()), 'computed')}:{op}"
         name, number = plain, 1
         while name in self._constants:
@@ -131,9 +131,9 @@ def _concrete(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Sequence[str]]:
     for node in (node for node in graph.nodes if node.op not in ("placeholder", "output")):
         env[node] = copy.node_copy(node, env.__getitem__)
     copy.output(tuple(_without_gaps(copy, env[result]) for result in results_of(graph)))
-    module = specialise(torch.fx.GraphModule({}, copy), {}, "the prologue", Nodes(_HOST))
+    module = torch.fx.GraphModule({}, copy)
     reinplace_inplaceable_ops.run(module, Edits("reinplace_inplaceable_ops", _HOST))
-    return module.graph, outs
+    return specialise(module, {}, "the prologue", Nodes(_HOST)).graph, outs
 
 
 def _without_gaps(graph: torch.fx.Graph, result: Node) -> Node:

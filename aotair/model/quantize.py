@@ -20,32 +20,35 @@ _HALVES = (torch.float16, torch.bfloat16)
 class Int8Linear(nn.Module):
     """`x @ weight.T + bias` with int8 weights, and int8 activations that bring a scale for each token.
 
-    weight: (in, out) int8; scale: (out,) float32, `max(abs(row)) / 127` of each row of the original weight. The result
-    has the dtype of x, float16 or bfloat16.
+    weight: (out, in) float16 or bfloat16, bias: (out,) or None, those of the linear layer; the result has the dtype of
+    x. A call rounds the weights: whoever builds the graph computes that once, and again for other weights.
     """
-
-    DERIVED = ("weight", "scale", "bias")  # none of them is what a checkpoint has under that name
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        wide = linear.weight.detach().float()
-        scale = wide.abs().amax(1) / 127
-        rows = wide / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
-        self.register_buffer("weight", rows.round().clamp(-127, 127).to(torch.int8).t().contiguous())
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+        self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        rounded, by_channel = int8_rows(self.weight)
         tokens, scale = torch.ops.npu.npu_dynamic_quant(x)
         result: Tensor = torch.ops.npu.npu_quant_matmul(
             tokens.view(-1, tokens.shape[-1]),
-            self.weight,
-            self.scale,
+            rounded.t().contiguous(),
+            by_channel,
             pertoken_scale=scale.view(-1),
-            bias=self.bias,
+            bias=None if self.bias is None else self.bias.float(),
             output_dtype=x.dtype,
         )
         return result.view(*x.shape[:-1], result.shape[-1])
+
+
+def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a weight (out, in) as int8 of the same shape, and the float32 scale (out,) of each: the largest
+    absolute value of the row over 127."""
+    wide = weight.float()
+    scale = wide.abs().amax(1) / 127
+    rows = wide / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
+    return rows.round().clamp(-127, 127).to(torch.int8), scale
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ from aotair_runtime.format.schema import Constant
 
 @dataclass(frozen=True)
 class Names:
-    """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `derived`: the
-    tensors that the build computed from a checkpoint's. `registered`: what the model calls its parameters and buffers,
-    persistent or not."""
+    """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `registered`:
+    what the model calls its parameters and buffers, persistent or not."""
 
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    derived: frozenset[str] = frozenset()
     registered: frozenset[str] = frozenset()
 
     def group(self, name: str) -> tuple[str, ...]:
@@ -24,8 +22,6 @@ class Names:
 
     def kind(self, name: str) -> str:
         """The `kind` of a schema.Constant."""
-        if name in self.derived:
-            return "derived"
         return "weight" if name in self.tied else "fixed"
 
     def unread(self, constants: Iterable[Constant]) -> tuple[str, ...]:
@@ -35,13 +31,10 @@ class Names:
 
 
 def names_of(model: torch.nn.Module) -> Names:
-    """A module says in `DERIVED` which of its tensors are computed from a checkpoint's."""
-    derived = frozenset(
-        f"{name}.{tensor}" for name, module in model.named_modules() for tensor in getattr(module, "DERIVED", ())
-    )
+    """Those of a model, as it stands."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor) and name not in derived:
+        if isinstance(tensor, torch.Tensor):
             places.setdefault(_place(tensor), []).append(name)
     registered = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     # One that is not persistent may be a weight by another name.
@@ -50,7 +43,7 @@ def names_of(model: torch.nn.Module) -> Names:
         group += [] if name in group else [name]
         registered.add(name)
     tied = {name: tuple(group) for group in places.values() for name in group}
-    return Names(tied, derived, frozenset(registered))
+    return Names(tied, frozenset(registered))
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

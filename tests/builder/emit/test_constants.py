@@ -19,7 +19,7 @@ def test_each_distinct_weight_is_stored_once(built):
 
 # ---- alone -----------------------------------------------------------------------------------------------------------
 
-NAMES = Names({"a": ("a", "b"), "b": ("a", "b"), "c": ("c",)}, frozenset({"made"}), frozenset({"a", "b", "c"}))
+NAMES = Names({"a": ("a", "b"), "b": ("a", "b"), "c": ("c",)}, frozenset({"a", "b", "c"}))
 ONES = torch.ones(2, 3)
 
 
@@ -110,9 +110,9 @@ def test_tied_names_are_one_group_under_the_first():
 
 def test_kinds_never_share():
     found = DistinctTensors(NAMES)
-    names = [found.name_of(name, ONES) for name in ("a", "made", "literal", "other literal")]
-    assert names == ["a", "made", "literal", "literal"]
-    assert [found.constant(name).kind for name in ("a", "made", "literal")] == ["weight", "derived", "fixed"]
+    names = [found.name_of(name, ONES) for name in ("a", "literal", "other literal")]
+    assert names == ["a", "literal", "literal"]
+    assert [found.constant(name).kind for name in ("a", "literal")] == ["weight", "fixed"]
 
 
 def test_weights_that_are_only_equal_stay_apart_where_nothing_is_shared():

@@ -228,7 +228,7 @@ def test_random_models_are_written_as_they_are_read(share, tmp_path):
 
 def graph_of(constants: dict | None = None, states: dict | None = None, registered=()) -> Exported:
     """What is known of a graph whose placeholders go by p_NAME."""
-    names = Names({}, frozenset(), frozenset(registered))
+    names = Names({}, frozenset(registered))
     kinds = [
         {f"p_{name}": NamedTensor(name, tensor) for name, tensor in (tensors or {}).items()}
         for tensors in (constants, states)
