@@ -27,7 +27,7 @@ from aotair_runtime.format.structure import leaf_names
 from .emit.emitter import Tables, emit
 from .errors import InternalError, RecipeError
 from .export.exported import Exported
-from .graph.derived import is_constant
+from .graph.derived import derivations
 from .graph.operand import results_of
 from .graph.verify import check_graph
 from .lower.select import Kernel, select
@@ -222,8 +222,9 @@ def _emitted(
 
 
 def _spaces(exported: Exported, job: EntryJob) -> dict[str, Space]:
-    constants = (node.name for node in exported.module.graph.find_nodes(op="placeholder") if is_constant(node))
-    spaces = dict.fromkeys(constants, Space.CONSTANT) | dict.fromkeys(exported.states, Space.STATE)
+    derived = (placeholder.name for placeholder, _, _ in derivations(exported.module.graph))
+    spaces = dict.fromkeys((*exported.constants, *derived), Space.CONSTANT)
+    spaces |= dict.fromkeys(exported.states, Space.STATE)
     for name, placeholder in exported.inputs.items():
         spaces[placeholder] = Space.CALLER if job.inputs[name].mutated else Space.INPUT
     return spaces

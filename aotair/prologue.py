@@ -117,29 +117,41 @@ def _emitted(made: _Made, tables: Tables, effort: float, alignment: int) -> Buck
 
 
 def _concrete(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Sequence[str]]:
-    """The graph, specialised, with results without gaps and a placeholder for each of them; and their names."""
+    """The graph, specialised, with a placeholder for each of its results, which have memory of their own without gaps;
+    and the placeholders' names."""
     copy = torch.fx.Graph()
-    env: dict[Node, Node] = {}
-    for node in (node for node in graph.nodes if node.op == "placeholder"):
-        env[node] = copy.node_copy(node)
+    env = {node: copy.node_copy(node) for node in graph.find_nodes(op="placeholder")}
     outs = []
     for number, result in enumerate(results_of(graph)):
         out = copy.placeholder(f"made_{number}")
-        with fake_mode(graph):
-            out.meta["val"] = torch.empty(result.meta["val"].shape, dtype=result.meta["val"].dtype)
+        out.meta["val"] = _like(result)
         outs.append(out.name)
-    for node in (node for node in graph.nodes if node.op not in ("placeholder", "output")):
-        env[node] = copy.node_copy(node, env.__getitem__)
-    copy.output(tuple(_without_gaps(copy, env[result]) for result in results_of(graph)))
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            env[node] = copy.node_copy(node, env.__getitem__)
     module = torch.fx.GraphModule({}, copy)
     reinplace_inplaceable_ops.run(module, Edits("reinplace_inplaceable_ops", _HOST))
-    return specialise(module, {}, "the prologue", Nodes(_HOST)).graph, outs
+    concrete = specialise(module, {}, "the prologue", Nodes(_HOST)).graph
+    concrete.output_node().args = (tuple(map(_in_memory_of_its_own, results_of(concrete))),)
+    return concrete, outs
 
 
-def _without_gaps(graph: torch.fx.Graph, result: Node) -> Node:
-    if result.meta["val"].is_contiguous():
+def _in_memory_of_its_own(result: Node) -> Node:
+    """The result, or a copy where it lies with gaps or in a larger tensor."""
+    value: torch.Tensor = result.meta["val"]
+    if value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes:
         return result
-    return graph.call_function(_aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+    graph = result.graph
+    with graph.inserting_before(graph.output_node()):
+        copied = graph.call_function(_aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+    copied.meta["val"] = _like(result)
+    return copied
+
+
+def _like(node: Node) -> torch.Tensor:
+    """A fake tensor of the node's shape and dtype, without gaps and in memory of its own."""
+    with fake_mode(node.graph):
+        return torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
 
 
 def _into_inputs(graph: torch.fx.Graph, lives: Lifetimes, count: int) -> Lifetimes:
@@ -148,7 +160,7 @@ def _into_inputs(graph: torch.fx.Graph, lives: Lifetimes, count: int) -> Lifetim
     moved: dict[Root, Root] = {}
     for number, result in enumerate(results_of(graph)):
         home = lives.home(result)
-        if home is None or home.root.space != Space.ARENA or home.offset or home.root in moved:
+        if home is None or home.root.space != Space.ARENA or home.root in moved:
             raise InternalError(f"the prologue's result {result.name} has no memory of its own")
         moved[home.root] = Root(Space.CALLER, first + number)
     homes = {key: Home(moved.get(home.root, home.root), home.offset) for key, home in lives.homes.items()}

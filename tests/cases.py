@@ -9,11 +9,12 @@ MODELS = str(Path(__file__).parent / "models.py")
 
 
 def recipe(model: str, inputs: dict, buckets: dict | list | None = None, **parts: object) -> dict:
-    """A recipe for one of tests/models.py; `kwargs` go to the model, which is cast to `dtype`."""
-    kwargs, dtype = parts.pop("kwargs", {}), parts.pop("dtype", None)
+    """A recipe for one of tests/models.py; `kwargs` go to the model, which is cast to `dtype`; `shares`: its equal
+    weights."""
+    kwargs, dtype, shares = parts.pop("kwargs", {}), parts.pop("dtype", None), parts.pop("shares", False)
     return {
         "name": model.lower(),
-        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs, "dtype": dtype},
+        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs, "dtype": dtype, "share_equal_weights": shares},
         "inputs": inputs,
         "buckets": buckets or {},
         **parts,
@@ -29,7 +30,7 @@ LENGTHS = {"shape": ["n"], "dtype": "int64", "range": [1, 7], "host": True, "pad
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
     "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),
-    "tied": recipe("Tied", {"x": ROWS}, {"n": [4]}),
+    "tied": recipe("Tied", {"x": ROWS}, {"n": [4]}, shares=True),
     "counter": recipe("Counter", {"x": ROWS}, {"n": [2, 4]}),
     "swap": recipe("Swap", {"x": {"shape": [2], "dtype": "float32"}}),
     "cache": recipe(

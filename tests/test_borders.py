@@ -212,7 +212,8 @@ def test_each_pass_and_each_rule_has_a_test_file_of_its_name(module: Path, tests
 
 
 LINE = ("export", "lower", "emit", "plan", "prove")  # the folders of the stages
-ALONE = ("program", "pack", "promise", "fingerprint", "reuse", "builder")  # and the stages of one file
+# And the stages of one file.
+ALONE = ("prologue", "stored", "program", "pack", "promise", "fingerprint", "reuse", "builder")
 STAGES = [
     *(module for folder in LINE for module in files(BUILDER / folder) if module.stem != "__init__"),
     *(BUILDER / f"{name}.py" for name in ALONE),

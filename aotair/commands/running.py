@@ -14,18 +14,22 @@ from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded
 @click.command()
 @ARTIFACT
 @click.option("--bucket", help="Print the tensors and instructions of this bucket, as the table names it.")
+@click.option("--weights", is_flag=True, help="Print the stored tensors, and what each follows from.")
 @JSON
-def inspect(artifact: Path, bucket: str | None, as_json: bool) -> None:
-    """Print what an artifact holds: entry points, buckets, plans, and a bucket's program."""
+def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) -> None:
+    """Print what an artifact holds: entry points, buckets, plans, a bucket's program, its weights."""
     from dataclasses import asdict
 
     from aotair_runtime.artifact.open import read_program
     from aotair_runtime.format.sizes import describe
-    from aotair_runtime.format.text import bucket_text, summary
+    from aotair_runtime.format.text import bucket_text, summary, weights_text
 
     program = read_program(artifact)
     if as_json:
         click.echo(json.dumps(asdict(program), indent=2))
+        return
+    if weights:
+        click.echo(weights_text(program))
         return
     if bucket is None:
         click.echo(summary(program))

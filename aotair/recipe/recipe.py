@@ -83,8 +83,9 @@ class ModelPart(_Part):
         default=None, description="floating-point parameters and buffers are cast to it; null leaves them"
     )
     share_equal_weights: bool = Field(
-        default=True,
-        description="store weights of equal values once; false: other weights may be loaded later (load_weights)",
+        default=False,
+        description="store weights that are equal once, though the model does not tie them; other weights that are "
+        "loaded later (load_weights) have to be equal then, too",
     )
 
 

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterator, Mapping, Sequence
 
+from aotair_runtime.format.prologue import follows_from
 from aotair_runtime.format.schema import EntryPoint, Form, Program
 from aotair_runtime.format.sizes import describe, shape_text
 
@@ -53,6 +54,9 @@ def _sections(program: Program, fusions: Mapping[str, tuple[int, int]], pictures
         if pictures:  # none where the plans are another artifact's
             yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
         yield "<h2>Padding proofs</h2>" + _padding(entry)
+    if program.prologue.parts:
+        made = [[name, ", ".join(names)] for name, names in follows_from(program).items()]
+        yield "<h2>Weights made of others</h2>" + _table(["tensor", "of"], made)
     if fusions:
         rows = [[name, done, left] for name, (done, left) in fusions.items()]
         yield "<h2>Fusion</h2>" + _table(["rule", "fused", "nearest misses (aotair explain says why)"], rows)

@@ -73,7 +73,7 @@ def test_what_may_differ_between_two_checkpoints_does_not_count(parts):
         {"target": {"memory_budget": "1GiB"}},
         {"config": {"experimental_config": {"remove_noop_ops": False}}},
         {"config": {"debug": {"aclgraph": {"clone_input": False}}}},
-        {"model": MODEL | {"share_equal_weights": False}},
+        {"model": MODEL | {"share_equal_weights": True}},
         {"inputs": {"x": RECIPES["linear"]["inputs"]["x"] | {"pad": 0}}},
     ],
 )

@@ -194,11 +194,11 @@ def test_names_of_a_checkpoint_that_nobody_reads_are_said():
     assert built.program.unread == ("unused",) and list(built.weights) == ["used"]
 
 
-def test_equal_weights_are_shared_unless_the_recipe_says_no():
+def test_equal_weights_are_shared_where_the_recipe_says_so():
     model = model_of(lambda self, x: x * self.a + self.b, a=torch.ones(3), b=torch.ones(3))
-    assert list(built_of(model, {"x": ROWS}, {"n": [2]}).weights) == ["a"]
-    apart = built_of(model, {"x": ROWS}, {"n": [2]}, model={"share_equal_weights": False})
-    assert list(apart.weights) == ["a", "b"]
+    assert list(built_of(model, {"x": ROWS}, {"n": [2]}).weights) == ["a", "b"]
+    shared = built_of(model, {"x": ROWS}, {"n": [2]}, model={"share_equal_weights": True})
+    assert list(shared.weights) == ["a"]
 
 
 def test_a_bucket_gets_the_graph_that_serves_it():

@@ -60,7 +60,7 @@ def test_an_artifact_for_the_npu_is_built_and_proved_here(tmp_path):
 
 
 class _FakeDevice:
-    kind, name, vendor_version = "npu", "Ascend910B1", "2.13.0"
+    kind, is_host, name, vendor_version = "npu", False, "Ascend910B1", "2.13.0"
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_an_artifact_that_does_not_say_what_its_constants_are(node, tmp_path: Pa
     model.load_weights(node.path("linear"))
 
 
-def test_computed_weights_are_refused_by_name(tmp_path: Path):
+def test_int8_weights_follow_a_checkpoint(tmp_path: Path):
     row = {"shape": ["n", 32], "dtype": "float16"}
     parts = {
         "target": {"device": "npu"},
@@ -214,13 +214,31 @@ def test_computed_weights_are_refused_by_name(tmp_path: Path):
     }
     data = recipe("QuantBlock", {"x": row, "residual": row}, {"n": [2]}, dtype="float16", **parts)
     path = aotair.build(data, tmp_path / "q.aotair")
-    model = aotair.load(path, device="cpu", allow_namespaces=["npu"])
+    model = aotair.load(path, device="cpu", allow_namespaces=["npu"], enable_output_clone=True)
     derived = {c.name for c in model.program.constants if c.kind == "derived"}
     layers = ("first", "second", "third")
-    assert derived == {f"{layer}.{name}" for layer in layers for name in ("weight", "scale", "bias")}
-    plain = saved(host_model(data), tmp_path / "w.safetensors")
-    refused(model, plain, r"(?s)weights that the build computes.*first.weight, .* and 4 more")
+    assert derived == {f"{layer}.{name}" for layer in layers for name in ("weight:clone", "weight:div", "bias:to_copy")}
+    other = host_model(data)
+    for parameter in other.parameters():
+        parameter.mul_(0.75).add_(0.01)
+    file = saved(other, tmp_path / "w.safetensors")
+    x = torch.linspace(-2, 2, 64).view(2, 32).half()
+    before = model(x, x)
+    model.load_weights(file)
+    after = model(x, x)
+    fresh = aotair.build(data | {"model": data["model"] | {"weights": str(file)}}, tmp_path / "fresh.aotair")
+    want = aotair.load(fresh, device="cpu", allow_namespaces=["npu"])(x, x)
+    assert not torch.equal(after[0], before[0]) and all(map(torch.equal, after, want))
     model.load_weights(path)
+    assert all(map(torch.equal, model(x, x), before))
+
+
+def test_weights_that_an_older_build_computed_are_refused_by_name(node, tmp_path: Path):
+    """It does not say how."""
+    path = Path(shutil.copytree(node.path("linear"), tmp_path / "old.aotair"))
+    rewrite(path, lambda p: replace(p, constants=(replace(p.constants[0], kind="derived"), *p.constants[1:])))
+    model = aotair.load(path, device=node.kind)
+    refused(model, saved(moved("linear"), tmp_path / "w.safetensors"), r"(?s)does not say how.*linear\.")
 
 
 def test_an_artifact_of_other_programs(node, tmp_path: Path):

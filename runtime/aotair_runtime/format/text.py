@@ -1,7 +1,9 @@
 """A program as stable text, for people and for tests; and the plain tables that reports print."""
 
+import math
 from collections.abc import Iterator, Sequence
 
+from .prologue import as_program, follows_from
 from .schema import (
     Bucket,
     Constant,
@@ -18,6 +20,7 @@ from .schema import (
     WorkspaceArg,
 )
 from .sizes import describe, shape_text
+from .torch_names import dtype
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -40,6 +43,22 @@ def summary(program: Program) -> str:
     ]
     for entry in program.entry_points:
         lines += ["", *_entry_lines(program, entry)]
+    return "\n".join(lines)
+
+
+def weights_text(program: Program) -> str:
+    """The constants, each with its kind, its bytes and what it follows from; then how derived ones are made."""
+    sources, rows = follows_from(program), []
+    for constant in program.constants:
+        nbytes = math.prod(constant.shape) * dtype(constant.dtype).itemsize
+        others = [" = ".join(group) for group in constant.names if group != (constant.name,)]
+        text = ", ".join(sources.get(constant.name, others))
+        what = f"{constant.dtype}{list(constant.shape)}"
+        rows.append([constant.name, what, f"{nbytes:,}", constant.kind or "not recorded", text])
+    lines = [table(["tensor", "", "bytes", "kind", "of"], rows)]
+    for part in program.prologue.parts:
+        own = as_program(program, part)
+        lines += ["", *_bucket_lines(own, own.entry_points[0], part.bucket)]
     return "\n".join(lines)
 
 

@@ -119,7 +119,6 @@ def test_weights_that_are_only_equal_stay_apart_where_nothing_is_shared():
     found = DistinctTensors(NAMES, share=False)
     assert [found.name_of(name, ONES) for name in ("a", "b", "c")] == ["a", "a", "c"]
     assert [found.name_of(name, ONES) for name in ("literal", "other literal")] == ["literal"] * 2
-    assert [found.name_of(name, ONES) for name in ("made",)] == ["made"]
 
 
 def test_a_tensor_that_nobody_stored_is_not_there():

@@ -3,7 +3,7 @@
 import models
 import pytest
 import torch
-from cases import MODELS, RECIPES
+from cases import MODELS, RECIPES, ROOT
 from exports import exported
 from graphs import targets, trace
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,6 +28,8 @@ def test_every_stage_of_the_encoder_as_text(golden_text, tmp_path):
         golden_text(f"encoder_{file.name}", file.read_text())
     concrete = specialise(result.module, {"ids": (4, 8), "mask": (4, 8)}, "test")
     golden_text("encoder_specialised.txt", show(concrete))
+    golden = (ROOT / "tests" / "golden").glob("encoder_[0-9]*.txt")
+    assert {file.name for file in golden} == {f"encoder_{file.name}" for file in tmp_path.iterdir()}
 
 
 def test_specialising_leaves_no_sizes_and_copies_constants_that_are_returned():
