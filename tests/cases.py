@@ -31,6 +31,7 @@ RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
     "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),
     "tied": recipe("Tied", {"x": ROWS}, {"n": [4]}, shares=True),
+    "derived": recipe("Derived", {"x": ROWS | {"pad": 0}}, {"n": [1, 4]}),
     "counter": recipe("Counter", {"x": ROWS}, {"n": [2, 4]}),
     "swap": recipe("Swap", {"x": {"shape": [2], "dtype": "float32"}}),
     "cache": recipe(

@@ -52,6 +52,20 @@ class Tied(nn.Module):
         return self.a(x) + self.b(x) * self.c(x)
 
 
+class Derived(nn.Module):
+    """Weights that are merged, scaled and normed before they are used, and one that is used as it is, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([self.first.weight * self.scale, self.second.weight / self.second.weight.norm(dim=1, keepdim=True)])
+        both = nn.functional.linear(x, rows, torch.cat([self.first.bias, self.second.bias]))
+        return both * self.scale.sum() + self.first(x).mean(-1, keepdim=True)
+
+
 class Counter(nn.Module):
     """A buffer that the model mutates, read after it is written."""
 
