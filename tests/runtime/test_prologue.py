@@ -219,7 +219,7 @@ def test_a_prologue_is_written_and_read_as_it_is(merged):
         (lambda p: spoilt(p, makes=p.prologue.parts[1].makes), r"prologue\.parts\[[01]\]"),
         (lambda p: spoilt(p, reads=p.prologue.parts[0].makes), r"prologue\.parts\[0\]\.reads"),
         (lambda p: spoilt(p, bucket=replace(p.prologue.parts[0].bucket, sizes=(1,))), r"bucket\.sizes"),
-        (lambda p: spoilt(p, bucket=replace(p.prologue.parts[0].bucket, streams=2)), "streams"),
+        (lambda p: spoilt(p, bucket=replace(p.prologue.parts[0].bucket, streams=2)), "one stream"),
         (lambda p: spoilt(p, bucket=replace(p.prologue.parts[0].bucket, code=(9999,))), "code"),
         (lambda p: spoilt(p, bucket=p.entry_points[0].buckets[0]), r"prologue\.parts\[0\]"),
         (lambda p: replace(p, prologue=replace(p.prologue, arena=-64)), r"prologue\.arena"),
