@@ -284,6 +284,24 @@ def test_lines_of_the_user_stay_with_what_is_written():
     assert traces == {"view": "of mul", "mul": "of mul", "convolution": "of convolution"}
 
 
+def test_layouts_are_worked_out_anew_where_a_result_lies_otherwise():
+    """A kernel may give the norm of a permuted result without gaps: what was a view of it is one of a copy now."""
+
+    def function(x, w, **norm):
+        y = batch_norm(aten.linear.default(x, w).transpose(1, 2), **norm)
+        return (y.contiguous().view(y.shape[0], 18),)
+
+    x, constants = r(2, 3, 4), {"w": r(6, 4)} | statistics(6)
+    module = traced(function, x, constants)
+    want = module(x, *constants.values())
+    (clone,) = module.graph.find_nodes(op="call_function", target=aten.clone.default)
+    clone.args[0].meta["val"] = clone.meta["val"]
+    clone.replace_all_uses_with(clone.args[0])
+    module.graph.erase_node(clone)
+    assert run_pass(fold_norms, module).count == 1 and names(module)[-2:] == ["clone", "view"]
+    torch.testing.assert_close(module(x, *constants.values()), want, rtol=1e-5, atol=1e-5)
+
+
 # ---- it declines -----------------------------------------------------------------------------------------------------
 
 
