@@ -23,10 +23,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Argument, Node
 
 from ..graph.fake import fake_mode, fake_result, relay
+from ..graph.layers import Layer, Writer, layer_of, reading, rewritten, scaled, shifted, why_not_before, why_shared
 from ..graph.operand import index_of, op_of, operand
 from .edits import Edits
 from .fold_constants import constant_nodes, why_large
-from .layers import Layer, Writer, layer_of, reading, rewritten, scaled, shifted, why_not_before, why_shared
 from .streams import labels
 
 _aten = torch.ops.aten

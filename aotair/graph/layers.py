@@ -6,9 +6,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.node import Argument, Node
 
-from ..graph.alias import base
-from ..graph.fake import fake_mode, fake_result
-from ..graph.operand import op_of
+from .alias import base
+from .fake import fake_mode, fake_result
+from .operand import op_of
 
 _aten = torch.ops.aten
 _CONVOLUTION, _LINEAR, _EMBEDDING = _aten.convolution.default, _aten.linear.default, _aten.embedding.default
