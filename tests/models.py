@@ -61,7 +61,8 @@ class Derived(nn.Module):
         self.scale = nn.Parameter(torch.rand(4) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = torch.cat([self.first.weight * self.scale, self.second.weight / self.second.weight.norm(dim=1, keepdim=True)])
+        lengths = self.second.weight.norm(dim=1, keepdim=True)
+        rows = torch.cat([self.first.weight * self.scale, self.second.weight / lengths])
         both = nn.functional.linear(x, rows, torch.cat([self.first.bias, self.second.bias]))
         return both * self.scale.sum() + self.first(x).mean(-1, keepdim=True)
 
@@ -558,3 +559,26 @@ class Apart(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.op(x)
+
+
+class Normed(nn.Module):
+    """Convolutions, a linear layer and an embedding, with norms and scales after them, all with random numbers."""
+
+    def __init__(self, seed: int = 0, size: int = 6):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.words = nn.Embedding(50, size)
+            self.wide = nn.Conv1d(size, 2 * size, 3, padding=1, bias=False)
+            self.back = nn.ConvTranspose1d(2 * size, size, 3, padding=1, groups=2)
+            self.norms = nn.ModuleList([nn.BatchNorm1d(2 * size), nn.BatchNorm1d(size)])
+            self.out = nn.Linear(size, 4, bias=False)
+            self.scale, self.shift = nn.Parameter(torch.rand(4) + 0.5), nn.Parameter(torch.randn(4))
+            for tensor in self.norms.state_dict().values():
+                if tensor.is_floating_point():
+                    tensor.copy_(torch.rand(tensor.shape) + 0.2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = (self.words(ids) * 2.5).transpose(1, 2)
+        x = self.norms[1](self.back(self.norms[0](self.wide(x)).relu()))
+        return self.out(x.transpose(1, 2)) * self.scale + self.shift

@@ -5,7 +5,7 @@ the graph, since they cost nothing. What would take much more memory than what i
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import torch
 from torch.fx.node import Node
@@ -24,9 +24,9 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph = module.graph
     kept: set[Node] = set()
     while True:
-        inside = _constant_nodes(graph, kept)
+        inside = constant_nodes(graph, kept)
         wanted = _wanted(inside)
-        large = {node: why for node in wanted if (why := _why_large(node, inside))}
+        large = {node: why for node in wanted if (why := why_large(node))}
         if not large:
             break
         kept |= large.keys()
@@ -41,7 +41,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         relay(graph)
 
 
-def _constant_nodes(graph: torch.fx.Graph, kept: set[Node]) -> set[Node]:
+def constant_nodes(graph: torch.fx.Graph, kept: Set[Node] = frozenset()) -> set[Node]:
     """The placeholders of constants, and the calls that depend on them alone, without those of `kept`."""
     written, found = written_roots(graph), set[Node]()
     for node in graph.nodes:
@@ -80,7 +80,7 @@ def _computes(node: Node) -> bool:
     return node.op == "call_function" and bool(node.all_input_nodes)
 
 
-def _why_large(node: Node, inside: set[Node]) -> str:
+def why_large(node: Node) -> str:
     """Why a value is no constant of its own; empty where it is."""
     takes, there = _nbytes(node), sum(map(_nbytes, _sources(node)))
     if takes <= _GROWTH * there + _ALWAYS:

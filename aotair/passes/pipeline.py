@@ -16,6 +16,7 @@ from . import (
     composites,
     custom,
     fold_constants,
+    fold_norms,
     fuse,
     merge_copies,
     merge_duplicates,
@@ -67,6 +68,10 @@ def _fuse(rule: fusion.Rule, seen: set[object] | None = None, groups: Sequence[c
     )
 
 
+def _folds_norms(config: CompilerConfig) -> bool:
+    return config.experimental_config.fold_norms and config.experimental_config.fold_constants
+
+
 # Run until none of them finds anything: a copy that one removes may have been what kept another from a rewrite.
 REINPLACE = (
     # Before the next: it turns chains of writes to an intermediate into one, which the next can move into an input.
@@ -114,6 +119,9 @@ FINISH = (
     Pass("remove_dead_code", remove_dead_code.run),
     # After all that matches patterns, before what changes where results lie.
     _custom("post_grad_custom_post_pass", reshapes=True),
+    # After all that matches patterns, which look for norms and products as the model has them, and when nothing that is
+    # computed twice or in vain counts as a reader. Before the next, which stores what this writes; not without it.
+    Pass("fold_norms", fold_norms.run, _folds_norms),
     # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
     Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.

@@ -144,6 +144,11 @@ class ExperimentalConfig(_Options):
         description="compute what depends on weights alone before any call: stored in the artifact, and computed again "
         "by load_weights",
     )
+    fold_norms: bool = Field(
+        default=True,
+        description="make batch norms, and products and sums with constants, part of the weights before them: in "
+        "float32 and float64, and not without fold_constants",
+    )
     pattern_fusion_pass: bool = Field(default=True, description="apply fusion rules, aotair's own and registered ones")
     disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
     plan_effort: float = Field(

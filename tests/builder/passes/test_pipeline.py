@@ -228,6 +228,8 @@ RULES = [rule.name for rule in fusion.RULES]
     [
         ({"remove_noop_ops": False}, {"remove_noop_ops"}),
         ({"merge_duplicates": False}, {"merge_duplicates"}),
+        ({"fold_norms": False}, {"fold_norms"}),
+        ({"fold_constants": False}, {"fold_norms", "fold_constants"}),
         ({"pattern_fusion_pass": False}, set(RULES) - {"group_attention"}),
         ({"disabled_fusion_rules": ["lift_swiglu", "lift_rotary"]}, {"lift_swiglu", "lift_rotary"}),
     ],
