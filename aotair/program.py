@@ -42,7 +42,7 @@ from .plan.shared import Interface, shared_places
 from .recipe.entry import EntryJob
 from .recipe.job import Job
 from .recipe.recipe import InputPart
-from .stored import Stored
+from .stored import StoredConstants
 
 TORCH_MIN = "2.9"
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -68,7 +68,7 @@ def build_program(
     """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all),
     `observer` the passes over each bucket's graph, of which `stop_after` names the last."""
     observer = observer or Observer(job.target)
-    tables, stored = Tables(), Stored(exported[0].names, job.model.share_equal_weights)
+    tables, stored = Tables(), StoredConstants(exported[0].names, job.model.share_equal_weights)
     total = sum(len(one.bucket_sizes()) for one in job.entries)
     entries: list[EntryPoint] = []
     pictures: dict[tuple[str, tuple[int, ...]], Picture] = {}
@@ -96,7 +96,7 @@ def build_program(
     return Built(program, stored.values(program), pictures)
 
 
-def _states(exported: Sequence[Exported], tables: Tables, stored: Stored) -> tuple[State, ...]:
+def _states(exported: Sequence[Exported], tables: Tables, stored: StoredConstants) -> tuple[State, ...]:
     """The states, each with the constant of its first value: kept aside, since the original model goes on writing into
     its own buffer."""
     values = {item.name: item.tensor.clone() for graph in exported for item in graph.states.values()}
@@ -208,7 +208,7 @@ def _emitted(
     one: EntryJob,
     planned: Iterable[tuple[_Planned, Plan]],
     tables: Tables,
-    stored: Stored,
+    stored: StoredConstants,
 ) -> tuple[Bucket, ...]:
     """The programs of an entry point's buckets."""
     found = []

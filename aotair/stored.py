@@ -19,7 +19,7 @@ from .model.tied_names import Names
 from .prologue import Derivations
 
 
-class Stored:
+class StoredConstants:
     """The constants of all graphs of a build; `names` and `share` are those of `DistinctTensors`."""
 
     def __init__(self, names: Names, share: bool):

@@ -1,6 +1,7 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_ou
 from .memory.promise import Promise, Terms, fresh_bytes, promise
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
+from .weights.adapted import Base, adapted, read_base, without_adapter
+from .weights.adapter import read_adapter
 from .weights.swap import read_weights, swap
 
 
@@ -89,7 +92,7 @@ class Model:
         self.artifact = artifact
         wanted = _wanted(artifact.program, settings.capture)
         self._parts = _checked(artifact, device, settings, pool, wanted)
-        self._resident = Resident()
+        self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
         own = pool is None or settings.apart
@@ -205,6 +208,41 @@ class Model:
         with self._alone():
             self._refuse_closed()
             swap(self, weights, self._resident.constants, self._resident.states)
+            self._base = Base({})
+
+    def load_adapter(self, path: str | Path, *, scale: float = 1.0, base: str | Path | None = None) -> None:
+        """Add a LoRA adapter to the weights, at their addresses: `W + scale · alpha / rank · B·A`, in float32, rounded
+        once to the weight's dtype. Nothing is captured again. An adapter that is there already is taken away first.
+
+        `path`: a directory as PEFT writes it (`adapter_model.safetensors`, `adapter_config.json`). `base`: the
+        checkpoint of the weights that the model has now; needed where the adapter changes weights of which the artifact
+        stores only what is made of them (merged, int8 or normed ones; the error names them).
+
+        As with `load_weights`, all is checked before a byte is written, calls see all of it or nothing, states begin
+        anew, and where anything fails the weights are as before. Adapters of other layers than linear ones, of weights
+        that layers share, and with options that compute otherwise are refused by name. Raises WeightsError.
+        """
+        if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+            raise ArgumentError("load_adapter: scale is no number", got=repr(scale)[:80], expected="a finite number")
+        adapter = read_adapter(Path(path), self.program, float(scale))
+        checkpoint = read_base(None if base is None else Path(base), self.artifact, adapter)
+        with self._alone():
+            self._refuse_closed()
+            constants = self._resident.constants
+            base_now = self._base.with_copies(adapter.changes(self.program), constants, checkpoint)
+            weights = adapted(self.artifact, self._parts.ops, adapter, base_now, constants)
+            swap(self, weights, constants, self._resident.states)
+            self._base = base_now
+
+    def unload_adapter(self) -> None:
+        """Take the adapter away: the weights are bit for bit what they were before `load_adapter`; states begin anew.
+        Nothing happens where there is none."""
+        with self._alone():
+            self._refuse_closed()
+            if self._base.values:
+                weights = without_adapter(self.artifact, self._base)
+                swap(self, weights, self._resident.constants, self._resident.states)
+                self._base = Base({})
 
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")

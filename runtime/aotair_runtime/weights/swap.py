@@ -42,7 +42,7 @@ def read_weights(path: Path, artifact: Artifact, ops: Sequence[OpOverload], *, s
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
     chosen = _chosen(program, checkpoint, strict)
-    _check_shapes(program, checkpoint, chosen, cast)
+    check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
     numbers += [number for part in program.prologue.parts for number in part.makes]
     return Weights(str(path), numbers, functools.partial(_values, artifact, ops, checkpoint, chosen), golden, None)
@@ -157,7 +157,7 @@ def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int,
     return chosen
 
 
-def _check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int, list[str]], cast: bool) -> None:
+def check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int, list[str]], cast: bool) -> None:
     """Raises WeightsError where a tensor has another shape or dtype, or where one constant would need two values."""
     wrong, castable, there = [], True, tensors(program)
     for number, names in chosen.items():

@@ -1,0 +1,280 @@
+"""LoRA adapters on a loaded model: their numbers, what is refused before a byte is written, and the way back."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from cases import RECIPES
+from nodes import Node
+
+import aotair
+from aotair.model.load import load_model
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
+from aotair_runtime.errors import AotairError, ArgumentError, ClosedError, WeightsError
+
+LAYERS = {"first": (3, 4), "second": (3, 4)}
+ALPHA = 6
+
+
+def original() -> torch.nn.Module:
+    with torch.device("cpu"):
+        return load_model(job_of(parse_recipe(RECIPES["derived"])))
+
+
+def factors(seed: int = 0, rank: int = 2, layers: dict = LAYERS) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, (out, width) in layers.items():
+        found[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, width, generator=generator)
+        found[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, rank, generator=generator)
+    return found
+
+
+def adapter(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    safetensors.torch.save_file(factors() if tensors is None else tensors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": ALPHA, "bias": "none"} | config
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def changed(tensors: dict[str, torch.Tensor], strength: float) -> torch.nn.Module:
+    """The original with an adapter merged into its weights."""
+    model = original()
+    for name in LAYERS:
+        a, b = (tensors[f"base_model.model.{name}.lora_{which}.weight"] for which in "AB")
+        with torch.no_grad():
+            model.get_submodule(name).weight += strength * (b @ a)
+    return model
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    file = tmp_path / "base.safetensors"
+    safetensors.torch.save_file(original().state_dict(), file)
+    return file
+
+
+@pytest.fixture
+def model(node):
+    with node.load("derived", enable_output_clone=True) as loaded:
+        yield loaded
+
+
+X = torch.linspace(-1, 1, 16).view(4, 4)
+
+
+def texts(model) -> list[bytes]:
+    return [tensor.cpu().numpy().tobytes() for tensor in model._resident.constants]
+
+
+def answers_as(node: Node, model, wanted: torch.nn.Module) -> None:
+    with torch.device("cpu"):
+        want = wanted(X)
+    torch.testing.assert_close(model(X.to(node.device)).cpu(), want, atol=1e-3, rtol=1e-3)
+
+
+# ---- the numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "strength"),
+    [
+        ({}, ALPHA / 2),
+        ({"use_rslora": True}, ALPHA / math.sqrt(2)),
+        ({"lora_alpha": 1}, 0.5),
+        ({"alpha_pattern": {"first": ALPHA, "second": ALPHA}, "lora_alpha": 1}, ALPHA / 2),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, -0.25])
+def test_it_adds_the_product_at_the_same_addresses(node, model, base, tmp_path, config, strength, scale):
+    before, addresses = texts(model), [tensor.data_ptr() for tensor in model._resident.constants]
+    captures = [bucket.captures for bucket in model.stats().buckets]
+    model.load_adapter(adapter(tmp_path / "a", **config), scale=scale, base=base)
+    answers_as(node, model, changed(factors(), scale * strength))
+    assert [tensor.data_ptr() for tensor in model._resident.constants] == addresses
+    assert [bucket.captures for bucket in model.stats().buckets] == captures
+    assert texts(model) != before
+    model.unload_adapter()
+    assert texts(model) == before
+    answers_as(node, model, original())
+
+
+def test_another_adapter_takes_the_place_of_the_first(node, model, base, tmp_path):
+    before, only = texts(model), {name: t for name, t in factors(1).items() if ".second." in name}
+    model.load_adapter(adapter(tmp_path / "a"), base=base)
+    model.load_adapter(adapter(tmp_path / "b", factors(1)), base=base)
+    answers_as(node, model, changed(factors(1), ALPHA / 2))
+    model.load_adapter(adapter(tmp_path / "c", only), base=base)
+    zeros = {name: t if ".second." in name else torch.zeros_like(t) for name, t in factors(1).items()}
+    answers_as(node, model, changed(zeros, ALPHA / 2))
+    model.unload_adapter()
+    model.unload_adapter()
+    assert texts(model) == before
+
+
+def test_a_checkpoint_is_the_new_base(node, model, base, tmp_path):
+    model.load_adapter(adapter(tmp_path / "a"), base=base)
+    other = original()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.25)
+    file = tmp_path / "other.safetensors"
+    safetensors.torch.save_file(other.state_dict(), file)
+    model.load_weights(file)
+    answers_as(node, model, other)
+    now = texts(model)
+    model.unload_adapter()
+    assert texts(model) == now, "there is none any more"
+    with pytest.raises(WeightsError, match="the base checkpoint holds other weights than the model"):
+        model.load_adapter(tmp_path / "a", base=base)
+    assert texts(model) == now
+    model.load_adapter(tmp_path / "a", base=file)
+    model.unload_adapter()
+    assert texts(model) == now
+
+
+def test_weights_that_are_stored_as_they_are_need_no_base(node, tmp_path):
+    with node.load("linear", enable_output_clone=True) as model:
+        before = model(X.to(node.device)).clone()
+        tensors = factors(layers={"linear": (3, 4)})
+        model.load_adapter(adapter(tmp_path / "a", tensors))
+        a, b = tensors.values()
+        want = before.cpu() + X @ (ALPHA / 2 * (b @ a)).t()
+        torch.testing.assert_close(model(X.to(node.device)).cpu(), want, atol=1e-3, rtol=1e-3)
+        model.unload_adapter()
+        assert torch.equal(model(X.to(node.device)), before)
+
+
+def test_what_peft_itself_computes(tmp_path):
+    """A Llama with the adapter that PEFT made and saved."""
+    import copy
+
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    options = {"target_modules": ["q_proj", "v_proj", "down_proj"], "init_lora_weights": False}
+    config = peft.LoraConfig(r=4, lora_alpha=12, alpha_pattern={"q_proj": 3}, rank_pattern={"v_proj": 2}, **options)
+    theirs = peft.get_peft_model(copy.deepcopy(llama), config).eval()
+    theirs.save_pretrained(tmp_path / "lora")
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.lm_head = llama.model, llama.lm_head
+
+        def forward(self, ids):
+            return self.lm_head(self.model(input_ids=ids, use_cache=False).last_hidden_state)
+
+    ids = torch.arange(6).view(1, 6)
+    inputs = {"ids": {"shape": [1, 6], "dtype": "int64", "range": [0, 50]}}
+    path = aotair.build(model=Logits(), out=tmp_path / "m.aotair", inputs=inputs, buckets=[{}])
+    with aotair.load(path, enable_output_clone=True) as model:
+        plain = model(ids)
+        model.load_adapter(tmp_path / "lora")
+        torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(plain, theirs(ids).logits, atol=1e-2)
+        model.unload_adapter()
+        assert torch.equal(model(ids), plain)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in factors().items() if name not in key}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "says"),
+    [
+        (None, {"use_dora": True}, "adapters with use_dora are not served"),
+        (None, {"bias": "all"}, "adapters with bias are not served"),
+        (None, {"modules_to_save": ["first"]}, "adapters with modules_to_save"),
+        (None, {"peft_type": "IA3"}, "adapters with peft_type"),
+        (None, {"lora_alpha": "much"}, "lora_alpha is no number"),
+        (None, {"lora_alpha": float("nan")}, "lora_alpha is no number"),
+        (without("second.lora_B"), {}, "(?s)no LoRA adapter.*second"),
+        (factors() | {"x.lora_embedding_A": torch.ones(1)}, {}, "(?s)no LoRA adapter.*lora_embedding_A"),
+        ({}, {}, "no LoRA adapter"),
+        (factors(layers={"third": (3, 4)}), {}, "(?s)layers that the model does not have.*third"),
+        (factors(layers={"first": (3, 5)}), {}, r"(?s)of first do not fit its weight.*\[3, 4\].*\[3, 2\] and \[2, 5\]"),
+        (factors(layers={"first": (4, 3)}), {}, "of first do not fit"),
+        ({name: t.to(torch.int32) for name, t in factors().items()}, {}, "no floating-point numbers"),
+        ({name: t * float("nan") for name, t in factors().items()}, {}, "NaN or infinities"),
+        ({name: t.unsqueeze(0) for name, t in factors().items()}, {}, "do not fit"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(node, model, base, tmp_path, tensors, config, says):
+    before = texts(model)
+    with pytest.raises(WeightsError, match=says):
+        model.load_adapter(adapter(tmp_path / "a", tensors, **config), base=base)
+    assert texts(model) == before
+
+
+def test_a_transposed_adapter(node, tmp_path, model, base):
+    """Of layers that keep their weights (in, out)."""
+    flipped = factors(layers={"first": (4, 3), "second": (4, 3)})
+    model.load_adapter(adapter(tmp_path / "a", flipped, fan_in_fan_out=True), base=base)
+    wanted = original()
+    with torch.no_grad():
+        for name in LAYERS:
+            a, b = (flipped[f"base_model.model.{name}.lora_{which}.weight"] for which in "AB")
+            wanted.get_submodule(name).weight += ALPHA / 2 * (b @ a).t()
+    answers_as(node, model, wanted)
+
+
+def test_a_base_that_is_missing_or_lacks_weights(node, model, base, tmp_path):
+    path, before = adapter(tmp_path / "a"), texts(model)
+    with pytest.raises(WeightsError, match=r"(?s)only what is made of them.*base=PATH"):
+        model.load_adapter(path)
+    tensors = safetensors.torch.load_file(base)
+    del tensors["second.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "less.safetensors")
+    with pytest.raises(WeightsError, match=r"(?s)lacks weights.*second.weight"):
+        model.load_adapter(path, base=tmp_path / "less.safetensors")
+    assert texts(model) == before
+
+
+def test_a_weight_that_layers_share(node, tmp_path):
+    with node.load("tied") as model, pytest.raises(WeightsError, match=r"(?s)which others share.*b\.weight"):
+        model.load_adapter(adapter(tmp_path / "a", factors(layers={"a": (4, 4)})))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "nul"])
+def test_a_configuration_that_is_none(node, model, base, tmp_path, text: str):
+    path = adapter(tmp_path / "a")
+    (path / "adapter_config.json").write_text(text)
+    with pytest.raises(WeightsError, match="configuration"):
+        model.load_adapter(path, base=base)
+    (path / "adapter_config.json").unlink()
+    with pytest.raises(WeightsError, match="configuration cannot be read"):
+        model.load_adapter(path, base=base)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1"])
+def test_a_scale_that_is_no_number(model, tmp_path, scale):
+    with pytest.raises(ArgumentError, match="scale is no number"):
+        model.load_adapter(adapter(tmp_path / "a"), scale=scale)
+
+
+def test_a_closed_model(node, tmp_path, base):
+    model = node.load("derived")
+    model.close()
+    with pytest.raises(ClosedError):
+        model.load_adapter(adapter(tmp_path / "a"), base=base)
+    with pytest.raises(ClosedError):
+        model.unload_adapter()
+
+
+def test_a_place_without_an_adapter(model, tmp_path):
+    with pytest.raises(AotairError):
+        model.load_adapter(tmp_path / "nowhere")
