@@ -68,6 +68,8 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.updates
 	$(BIN)/python -m benchmarks.planning_time
+	$(BIN)/python -m benchmarks.folded
+	$(BIN)/python -m benchmarks.derived
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

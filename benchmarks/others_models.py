@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 
-def _torchvision():
+def torchvision_first():
     """torchvision, without the ops of its extension where that is for another build of torch: no model here calls them,
     but the package refuses to be imported where they are not defined."""
     with contextlib.suppress(RuntimeError):
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _torchvision.library = library
+        torchvision_first.library = library
     import torchvision
 
     return torchvision
@@ -33,19 +33,19 @@ def _shaken(model: nn.Module) -> nn.Module:
 
 def vision(name: str, part: str = "", **options: object) -> nn.Module:
     """A model of torchvision.models, or of its `part`."""
-    models = _torchvision().models
+    models = torchvision_first().models
     return _shaken(getattr(getattr(models, part) if part else models, name)(weights=None, **options))
 
 
 def timm(name: str, **options: object) -> nn.Module:
-    _torchvision()
+    torchvision_first()
     import timm as library
 
     return _shaken(library.create_model(name, pretrained=False, **options))
 
 
 def diffusers(name: str, **options: object) -> nn.Module:
-    _torchvision()
+    torchvision_first()
     import diffusers as library
 
     return _shaken(getattr(library, name)(**options))
@@ -53,7 +53,7 @@ def diffusers(name: str, **options: object) -> nn.Module:
 
 def transformers(name: str, config: str = "", **options: object) -> nn.Module:
     """A model of transformers, with the config class of the same stem."""
-    _torchvision()  # which transformers imports where it is there
+    torchvision_first()  # which transformers imports where it is there
     import transformers as library
 
     stem = config or name.removesuffix("Model")
