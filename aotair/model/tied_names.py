@@ -36,10 +36,12 @@ def names_of(model: torch.nn.Module) -> Names:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor):
             places.setdefault(_place(tensor), []).append(name)
-    registered = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    # One that is not persistent may be a weight by another name.
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        group = places.get(_place(buffer), [name])
+    registered: set[str] = set()
+    # A buffer that is not persistent may be a weight by another name, and so is a parameter that the model renames when
+    # it is saved.
+    own = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    for name, tensor in own:
+        group = places.get(_place(tensor), [name])
         group += [] if name in group else [name]
         registered.add(name)
     tied = {name: tuple(group) for group in places.values() for name in group}

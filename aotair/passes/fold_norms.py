@@ -11,7 +11,7 @@ added to a layer without a bias, and what is computed of an embedding's values o
 
 Left alone: results with other readers, returned ones among them; weights with other readers, which would be stored
 twice; norms of training; what depends on a call; constants of another dtype; calls on different streams; numbers that
-are infinite, and quotients by zero.
+are infinite, and quotients by the number zero.
 """
 
 import math

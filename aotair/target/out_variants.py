@@ -10,6 +10,8 @@ from ..ops.host import vendor
 from .target import Target
 
 _FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
+# Whose out variants are not to be trusted: torch's own leaves R unwritten where Q and R both lie column by column.
+_FAULTY = frozenset({torch.ops.aten.linalg_qr.default})
 
 
 @functools.cache
@@ -22,7 +24,7 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
         return found.out
     if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
         return None
-    if not all(str(r.type) == "Tensor" for r in op._schema.returns):
+    if op in _FAULTY or not all(str(r.type) == "Tensor" for r in op._schema.returns):
         return None
     packet = op._overloadpacket
     for name in packet.overloads():

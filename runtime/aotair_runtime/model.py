@@ -1,7 +1,7 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
-import math
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -222,8 +222,10 @@ class Model:
         anew, and where anything fails the weights are as before. Adapters of other layers than linear ones, of weights
         that layers share, and with options that compute otherwise are refused by name. Raises WeightsError.
         """
-        if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        if not isinstance(scale, (int, float)) or not abs(scale) <= sys.float_info.max:
             raise ArgumentError("load_adapter: scale is no number", got=repr(scale)[:80], expected="a finite number")
+        if not isinstance(path, (str, Path)) or not isinstance(base, (str, Path, type(None))):
+            raise ArgumentError("load_adapter takes paths", got=f"{path!r} and base={base!r}"[:80])
         adapter = read_adapter(Path(path), self.program, float(scale))
         checkpoint = read_base(None if base is None else Path(base), self.artifact, adapter)
         with self._alone():

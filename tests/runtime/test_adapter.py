@@ -201,13 +201,23 @@ def without(name: str) -> dict[str, torch.Tensor]:
         (None, {"modules_to_save": ["first"]}, "adapters with modules_to_save"),
         (None, {"peft_type": "IA3"}, "adapters with peft_type"),
         (None, {"lora_alpha": "much"}, "lora_alpha is no number"),
+        (None, {"lora_alpha": 10**400}, "lora_alpha is no number"),
+        (None, {"alpha_pattern": {"^f": 1}}, "alpha_pattern of regular expressions"),
+        (None, {"alpha_pattern": ["first"]}, "alpha_pattern of regular expressions"),
+        (None, {"alora_invocation_tokens": [1, 2]}, "adapters with alora_invocation_tokens"),
+        (None, {"init_lora_weights": "pissa"}, "adapters with init_lora_weights"),
+        (None, {"target_parameters": ["first.other"]}, "adapters with target_parameters"),
+        (None, {"use_rslora": "false"}, "adapters with use_rslora"),
+        (None, {"something_new": 1}, "adapters with something_new"),
+        (factors(rank=0), {"use_rslora": True}, "do not fit its weight"),
+        (factors() | {"first.lora_A.weight": torch.tensor(1.0)}, {}, "no LoRA adapter"),
+        ({"first.lora_A.weight": torch.tensor(1.0), "first.lora_B.weight": torch.ones(3, 2)}, {}, "do not fit"),
         (None, {"lora_alpha": float("nan")}, "lora_alpha is no number"),
         (without("second.lora_B"), {}, "(?s)no LoRA adapter.*second"),
         (factors() | {"x.lora_embedding_A": torch.ones(1)}, {}, "(?s)no LoRA adapter.*lora_embedding_A"),
         ({}, {}, "no LoRA adapter"),
         (factors(layers={"third": (3, 4)}), {}, "(?s)layers that the model does not have.*third"),
         (factors(layers={"first": (3, 5)}), {}, r"(?s)of first do not fit its weight.*\[3, 4\].*\[3, 2\] and \[2, 5\]"),
-        (factors(layers={"first": (4, 3)}), {}, "of first do not fit"),
         ({name: t.to(torch.int32) for name, t in factors().items()}, {}, "no floating-point numbers"),
         ({name: t * float("nan") for name, t in factors().items()}, {}, "NaN or infinities"),
         ({name: t.unsqueeze(0) for name, t in factors().items()}, {}, "do not fit"),
@@ -264,6 +274,63 @@ def test_a_configuration_that_is_none(node, model, base, tmp_path, text: str):
 def test_a_scale_that_is_no_number(model, tmp_path, scale):
     with pytest.raises(ArgumentError, match="scale is no number"):
         model.load_adapter(adapter(tmp_path / "a"), scale=scale)
+
+
+@pytest.mark.parametrize("given", [{"path": 5}, {"path": None}, {"path": "a", "base": 5}])
+def test_a_path_that_is_none(model, given):
+    with pytest.raises(ArgumentError, match="load_adapter takes paths"):
+        model.load_adapter(**given)
+
+
+def test_square_weights_beside_transposed_ones_do_not_say_how_they_lie(tmp_path):
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.square, self.flat = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 6, bias=False)
+            self.other = torch.nn.Parameter(torch.randn(4, 5))
+
+        def forward(self, x):
+            return self.square(x), self.flat(x)
+
+    inputs = {"x": {"shape": [2, 4], "dtype": "float32"}}
+    path = aotair.build(model=Both().eval(), out=tmp_path / "m.aotair", inputs=inputs, buckets=[{}])
+    with aotair.load(path) as model:
+        mixed = adapter(tmp_path / "a", factors(layers={"square": (4, 4), "flat": (4, 6)}))
+        with pytest.raises(WeightsError, match=r"(?s)lie in both ways.*square\.weight"):
+            model.load_adapter(mixed)
+        model.load_adapter(adapter(tmp_path / "b", factors(layers={"square": (4, 4), "flat": (6, 4)})))
+
+
+def test_a_base_that_is_near_is_another(node, model, base, tmp_path):
+    tensors = safetensors.torch.load_file(base)
+    tensors["second.weight"] *= 1.001
+    safetensors.torch.save_file(tensors | {"scale": tensors["scale"] * 1.001}, tmp_path / "near.safetensors")
+    before = texts(model)
+    with pytest.raises(WeightsError, match="holds other weights than the model"):
+        model.load_adapter(adapter(tmp_path / "a"), base=tmp_path / "near.safetensors")
+    assert texts(model) == before
+
+
+def test_a_float64_weight_keeps_its_digits(tmp_path):
+    linear = torch.nn.Linear(4, 3, bias=False).double().eval()
+    inputs = {"input": {"shape": [2, 4], "dtype": "float64"}}
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, input):
+            return self.linear(input)
+
+    path = aotair.build(model=Wrapped().eval(), out=tmp_path / "m.aotair", inputs=inputs, buckets=[{}])
+    tensors = factors(layers={"linear": (3, 4)})
+    with aotair.load(path, enable_output_clone=True) as model:
+        model.load_adapter(adapter(tmp_path / "a", tensors))
+        a, b = (tensor.double() for tensor in tensors.values())
+        x = torch.randn(2, 4).double()
+        want = x @ (linear.weight + ALPHA / 2 * (b @ a)).t()
+        torch.testing.assert_close(model(x), want.detach(), atol=1e-13, rtol=1e-13)
 
 
 def test_a_closed_model(node, tmp_path, base):

@@ -233,6 +233,20 @@ def test_int8_weights_follow_a_checkpoint(tmp_path: Path):
     assert all(map(torch.equal, model(x, x), before))
 
 
+def test_a_model_that_renames_what_it_saves(tmp_path: Path):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def model():
+        return torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4)).eval()
+
+    one, two, x = model(), model(), torch.randn(2, 4)
+    path = aotair.build(model=one, out=tmp_path / "m.aotair", inputs={"input": x})
+    loaded = aotair.load(path, enable_output_clone=True)
+    assert loaded.program.unread == ()
+    loaded.load_weights(saved(two, tmp_path / "two.safetensors"))
+    torch.testing.assert_close(loaded(x), two(x).detach(), atol=1e-5, rtol=1e-5)
+
+
 def test_weights_that_an_older_build_computed_are_refused_by_name(node, tmp_path: Path):
     """It does not say how."""
     path = Path(shutil.copytree(node.path("linear"), tmp_path / "old.aotair"))

@@ -17,7 +17,9 @@ from .adapter import Adapter
 from .prologue import made_by
 from .swap import Weights, check_shapes
 
-_SAME = 1e-2  # how far, of its norm, what the base makes may lie from what the model has: kernels of nodes differ
+# How far, of its norm, what the base makes may lie from what the model has: kernels of nodes differ in the last bits.
+_SAME = {torch.float32: 1e-5, torch.float64: 1e-12}
+_SAME_ROUNDED = 1e-3  # of halves and of integers, which few of these bits change
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class _Adapted:
     def _check_base(self, part: Part) -> None:
         """Raises WeightsError where the base checkpoint does not make what the model has."""
         for number, made in made_by(self._program, part, self._ops, self._plain).items():
-            mine = self._plain(number).double()
-            if (made.double() - mine).norm() > _SAME * mine.norm():
+            mine, bound = self._plain(number).double(), _SAME.get(made.dtype, _SAME_ROUNDED)
+            if not (made.double() - mine).norm() <= bound * mine.norm():
                 raise WeightsError(
                     "the base checkpoint holds other weights than the model",
                     where="" if self._base.checkpoint is None else str(self._base.checkpoint.path),

@@ -8,6 +8,7 @@ of the formula, W + scale · alpha / rank · B·A (with rslora, alpha / √rank)
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +20,29 @@ from ..artifact.checkpoint import Checkpoint, open_checkpoint, some
 from ..errors import WeightsError
 from ..format.prologue import tensors
 from ..format.schema import Constant, Part, Program
+from ..format.torch_names import dtype
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.[A-Za-z0-9_]+)?\.weight")
-# Options that change the formula, each with the values under which it is as above.
-_PLAIN: Mapping[str, tuple[object, ...]] = {
-    "peft_type": ("LORA", None),
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "modules_to_save": ([], None),
-    "layer_replication": ([], None),
-    "lora_bias": (False, None),
+# What a configuration may say, with the values that are served (None: any); of all other options only nothing at all.
+_EMPTY: tuple[object, ...] = (None, False, [], {})
+_SERVED: Mapping[str, tuple[object, ...] | None] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal"),  # others change the weights that the adapter is added to
+    "use_rslora": (True,),
+    "fan_in_fan_out": (True,),
+    **dict.fromkeys(("r", "lora_alpha", "alpha_pattern", "rank_pattern", "lora_dropout")),
+    **dict.fromkeys(("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "inference_mode")),
+    **dict.fromkeys(("task_type", "auto_mapping", "base_model_name_or_path", "revision", "peft_version")),
+    **dict.fromkeys(
+        ("megatron_core", "qalora_group_size")
+    ),  # there in each file, read with options that are not served
 }
+_MERGE = "merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_ALPHA = 8  # PEFT's own default
 
 
 @dataclass(frozen=True)
@@ -62,14 +73,15 @@ class Adapter:
         return [*direct, *(number for part in self.parts(program) for number in part.makes)]
 
     def applied(self, number: int, weight: torch.Tensor) -> torch.Tensor:
-        """The weight (out, in) on the host with what the adapter adds: computed in float32, rounded once; itself where
-        the adapter adds nothing."""
+        """The weight on the host with what the adapter adds, computed in float32 (float64 where the weight is of that)
+        and rounded once; itself where the adapter adds nothing."""
         product = self.products.get(number)
         if product is None:
             return weight
-        a, b = (self.file.tensor(name).float() for name in (product.a, product.b))
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        a, b = (self.file.tensor(name).to(wide) for name in (product.a, product.b))
         change = (b @ a) * product.factor
-        return (weight.float() + (change.t() if product.transposed else change)).to(weight.dtype)
+        return (weight.to(wide) + (change.t() if product.transposed else change)).to(weight.dtype)
 
 
 def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
@@ -82,21 +94,16 @@ def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
         for group in item.names
         for name in group
     }
-    products, unknown = {}, []
+    products, unknown, there = {}, [], tensors(program)
+    flag = bool(config.get("fan_in_fan_out"))
     for module, factors in _modules(file).items():
         if (number := numbers.get(f"{module}.weight")) is None:
             unknown.append(module)
             continue
-        rank = file.tensors[factors["A"]].shape[0]
-        product = _Product(
-            factors["A"],
-            factors["B"],
-            scale * _strength(config, module, rank, path),
-            bool(config.get("fan_in_fan_out")),
-        )
-        _check_alone(tensors(program)[number], module, path)
-        _check_shapes(file, product, tensors(program)[number].shape, module)
-        products[number] = product
+        _check_alone(there[number], module, path)
+        rank, transposed = _fitting(file, factors, there[number], flag, module)
+        factor = scale * _strength(config, module, rank, path)
+        products[number] = _Product(factors["A"], factors["B"], factor, transposed)
     if unknown:
         raise WeightsError(
             "the adapter changes layers that the model does not have",
@@ -104,6 +111,7 @@ def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
             got=some(unknown),
             expected=f"names of the model's weights, as {some(sorted(numbers)[:3])}",
         )
+    _refuse_both_ways({number: product.transposed for number, product in products.items()}, there, path)
     return Adapter(file, products)
 
 
@@ -117,14 +125,15 @@ def _config(path: Path) -> dict[str, Any]:
         raise WeightsError(f"the adapter's configuration cannot be read: {error}", where=str(file)) from error
     if not isinstance(found, dict):
         raise WeightsError("the adapter's configuration is no JSON object", where=str(file), got=repr(found)[:80])
-    for option, plain in _PLAIN.items():
-        if found.get(option) not in plain:
+    for option, value in found.items():
+        served = _SERVED.get(option, ())
+        if served is not None and value not in (*served, *_EMPTY):
             raise WeightsError(
                 f"adapters with {option} are not served",
                 where=str(file),
-                expected=f"{option}: {json.dumps(plain[0])}",
-                got=repr(found[option])[:80],
-                fix="merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights",
+                expected=" or ".join(map(json.dumps, (*served, None))),
+                got=repr(value)[:80],
+                fix=_MERGE,
             )
     return found
 
@@ -152,19 +161,26 @@ def _modules(file: Checkpoint) -> dict[str, dict[str, str]]:
 
 def _strength(config: Mapping[str, Any], module: str, rank: int, path: Path) -> float:
     """What the product is multiplied by: alpha over the rank, or over its root."""
-    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
-    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha):
+    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", _ALPHA), path)
+    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not abs(alpha) <= sys.float_info.max:
         raise WeightsError("the adapter's lora_alpha is no number", where=str(path), got=repr(alpha)[:80])
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else max(rank, 1))
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _pattern(patterns: object, module: str, default: object) -> object:
-    """What PEFT's `alpha_pattern` says of a module: its keys are the ends of names."""
-    given = patterns if isinstance(patterns, dict) else {}
-    for key, value in given.items():
-        if module == key or module.endswith(f".{key}"):
-            return value
-    return default
+def _pattern(patterns: object, module: str, default: object, path: Path) -> object:
+    """What PEFT's `alpha_pattern` says of a module: the ends of names, which it takes for regular expressions. Others
+    than plain names are refused: an expression of somebody else's may take hours."""
+    if patterns in _EMPTY:
+        return default
+    if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):
+        raise WeightsError(
+            "adapters with an alpha_pattern of regular expressions are not served",
+            where=str(path),
+            expected="names of modules, or their ends",
+            got=repr(patterns)[:80],
+            fix=_MERGE,
+        )
+    return next((v for key, v in patterns.items() if module == key or module.endswith(f".{key}")), default)
 
 
 def _check_alone(weight: Constant, module: str, path: Path) -> None:
@@ -175,20 +191,42 @@ def _check_alone(weight: Constant, module: str, path: Path) -> None:
             f"the adapter changes the weight of {module}, which others share",
             where=str(path),
             got=some(names),
-            fix="merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights",
+            fix=_MERGE,
         )
 
 
-def _check_shapes(file: Checkpoint, product: _Product, weight: Sequence[int], module: str) -> None:
-    a, b = (file.tensors[name] for name in (product.a, product.b))
-    want = tuple(reversed(weight)) if product.transposed else tuple(weight)
-    fits = len(a.shape) == len(b.shape) == len(want) == 2 and a.shape[0] == b.shape[1]
-    if not fits or (b.shape[0], a.shape[1]) != want:
+def _fitting(
+    file: Checkpoint, factors: Mapping[str, str], weight: Constant, flag: bool, module: str
+) -> tuple[int, bool]:
+    """The rank of a module's factors, and whether their product is added transposed: the shapes say so, or where the
+    weight is square, `flag`, which is one for all layers. Raises WeightsError where they do not fit the weight."""
+    a, b = (file.tensors[factors[which]] for which in "AB")
+    kind = dtype(weight.dtype)
+    if not (a.dtype.is_floating_point and b.dtype.is_floating_point and kind.is_floating_point):
         raise WeightsError(
-            f"the adapter's factors of {module} do not fit its weight",
-            where=str(file.path),
-            expected=f"lora_B [out, rank] and lora_A [rank, in] for a weight {list(want)}",
-            got=f"{list(b.shape)} and {list(a.shape)}",
+            f"the adapter's factors of {module}, or its weight, are no floating-point numbers", where=str(file.path)
         )
-    if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
-        raise WeightsError(f"the adapter's factors of {module} are no floating-point numbers", where=str(file.path))
+    if len(a.shape) == len(b.shape) == len(weight.shape) == 2 and a.shape[0] == b.shape[1] > 0:
+        product = (b.shape[0], a.shape[1])
+        for transposed in (flag, not flag):
+            if product == (weight.shape[::-1] if transposed else weight.shape):
+                return a.shape[0], transposed
+    raise WeightsError(
+        f"the adapter's factors of {module} do not fit its weight",
+        where=str(file.path),
+        expected=f"lora_B [out, rank] and lora_A [rank, in] for a weight {list(weight.shape)}",
+        got=f"{list(b.shape)} and {list(a.shape)}",
+    )
+
+
+def _refuse_both_ways(transposed: Mapping[int, bool], there: Sequence[Constant], path: Path) -> None:
+    """Raises WeightsError where some layers keep their weights (in, out) and others (out, in), and a square weight does
+    not say which it is."""
+    square = [number for number in transposed if there[number].shape[0] == there[number].shape[1]]
+    if square and len({*transposed.values()}) > 1:
+        raise WeightsError(
+            "the adapter changes layers whose weights lie in both ways, and square ones, which do not say in which",
+            where=str(path),
+            got=some([there[number].name for number in square]),
+            fix=_MERGE,
+        )
