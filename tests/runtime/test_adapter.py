@@ -26,11 +26,10 @@ def original() -> torch.nn.Module:
 
 
 def factors(seed: int = 0, rank: int = 2, layers: dict = LAYERS) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    found = {}
+    generator, found = torch.Generator("cpu").manual_seed(seed), {}
     for name, (out, width) in layers.items():
-        found[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, width, generator=generator)
-        found[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, rank, generator=generator)
+        found[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, width, generator=generator, device="cpu")
+        found[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, rank, generator=generator, device="cpu")
     return found
 
 
@@ -65,7 +64,7 @@ def model(node):
         yield loaded
 
 
-X = torch.linspace(-1, 1, 16).view(4, 4)
+X = torch.linspace(-1, 1, 16, device="cpu").view(4, 4)
 
 
 def texts(model) -> list[bytes]:
