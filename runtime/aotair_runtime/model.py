@@ -204,10 +204,11 @@ class Model:
                 expected="an artifact, a .safetensors file or a directory of such files",
                 fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
             )
-        weights = read_weights(Path(path), self.artifact, self._parts.ops, strict=strict, cast=cast)
+        constants = self._resident.constants
+        weights = read_weights(Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast)
         with self._alone():
             self._refuse_closed()
-            swap(self, weights, self._resident.constants, self._resident.states)
+            swap(self, weights, constants, self._resident.states)
             self._base = Base({})
 
     def load_adapter(self, path: str | Path, *, scale: float = 1.0, base: str | Path | None = None) -> None:
@@ -278,7 +279,7 @@ class Model:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
         that was handed in lives on."""
         self.artifact = Artifact(self.artifact.path, self.program, ())
-        self._resident = Resident()
+        self._resident, self._base = Resident(), Base({})
         self._end()
 
     # ---- memory -------------------------------------------------------------------------------------------------

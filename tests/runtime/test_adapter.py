@@ -332,6 +332,14 @@ def test_a_float64_weight_keeps_its_digits(tmp_path):
         torch.testing.assert_close(model(x), want.detach(), atol=1e-13, rtol=1e-13)
 
 
+def test_a_closed_model_keeps_no_copies(node, tmp_path, base):
+    model = node.load("derived")
+    model.load_adapter(adapter(tmp_path / "a"), base=base)
+    assert model._base.values
+    model.close()
+    assert not model._base.values
+
+
 def test_a_closed_model(node, tmp_path, base):
     model = node.load("derived")
     model.close()

@@ -79,7 +79,7 @@ def test_a_checkpoint_gives_what_a_build_of_it_gives(node, merged, tmp_path: Pat
     assert answers(node, merged) == first
 
 
-def test_an_artifact_and_a_build_like_another(node, merged, tmp_path: Path):
+def test_an_artifact_of_other_weights(node, merged, tmp_path: Path):
     other = built(node, tmp_path / "other.aotair", made(MERGED, TWICE, 5))
     merged.load_weights(other)
     with aotair.load(other, device=node.kind) as fresh:
@@ -127,6 +127,16 @@ def test_random_weight_arithmetic_is_derived(tmp_path: Path):
     assert {program.ops[program.instructions[n].op].name for n in program.entry_points[0].buckets[0].code} <= {
         "aten::addmm.out", "aten::mm.out", "aten::tanh_", "aten::tanh.out", "aten::copy_", "aten::clone", "aten::mm",
     }  # fmt: skip
+
+
+def test_a_checkpoint_follows_the_fixed_constants_that_an_artifact_brought(node, merged, tmp_path: Path):
+    """No checkpoint has them, so they are those of the artifact that was loaded last."""
+    other, checkpoint_of = made(MERGED, TWICE, 1), made(MERGED, TWICE, 2)
+    for model in (other, checkpoint_of):
+        model.fixed.mul_(-0.5)
+    merged.load_weights(built(node, tmp_path / "other.aotair", other))
+    merged.load_weights(checkpoint(checkpoint_of, tmp_path / "w.safetensors"))
+    close(node, merged, checkpoint_of)
 
 
 # ---- all or nothing ------------------------------------------------------------------------------------------------

@@ -33,9 +33,17 @@ class Weights:
     tolerance: Tolerance | None
 
 
-def read_weights(path: Path, artifact: Artifact, ops: Sequence[OpOverload], *, strict: bool, cast: bool) -> Weights:
-    """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved. Raises
-    WeightsError or an ArtifactError."""
+def read_weights(
+    path: Path,
+    artifact: Artifact,
+    ops: Sequence[OpOverload],
+    constants: Sequence[torch.Tensor],
+    *,
+    strict: bool,
+    cast: bool,
+) -> Weights:
+    """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved, and
+    `constants` the model's own. Raises WeightsError or an ArtifactError."""
     if (path / PROGRAM_FILE).is_file():
         return _of_artifact(path, artifact.program)
     program, golden = artifact.program, read_golden(artifact)
@@ -45,7 +53,8 @@ def read_weights(path: Path, artifact: Artifact, ops: Sequence[OpOverload], *, s
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
     numbers += [number for part in program.prologue.parts for number in part.makes]
-    return Weights(str(path), numbers, functools.partial(_values, artifact, ops, checkpoint, chosen), golden, None)
+    values = functools.partial(_values, program, ops, constants, checkpoint, chosen)
+    return Weights(str(path), numbers, values, golden, None)
 
 
 def swap(model: Loaded, weights: Weights, constants: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> None:
@@ -191,16 +200,19 @@ def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str
 
 
 def _values(
-    artifact: Artifact, ops: Sequence[OpOverload], checkpoint: Checkpoint, chosen: Mapping[int, Sequence[str]]
+    program: Program,
+    ops: Sequence[OpOverload],
+    constants: Sequence[torch.Tensor],
+    checkpoint: Checkpoint,
+    chosen: Mapping[int, Sequence[str]],
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """The constants of a checkpoint, as they lie there, and then those that follow from it."""
-    program = artifact.program
     there = tensors(program)
 
     def read(number: int) -> torch.Tensor:
         constant = there[number]
         if number not in chosen:
-            return artifact.constants[number]  # no checkpoint has it, so it stays what it was
+            return constants[number].cpu()  # no checkpoint has it, so it stays what it is
         return checkpoint.tensor(chosen[number][0]).to(dtype(constant.dtype))
 
     for number in chosen:
