@@ -36,7 +36,9 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     for made in _groups(wanted):
         if all(edits.may(node, f"made of {_names(_sources(node))} before any call") for node in made):
             relaid |= _move(graph, made)
-    graph.eliminate_dead_code()
+    for node in reversed(graph.nodes):
+        if node in inside and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
     if relaid:
         relay(graph)
 

@@ -9,7 +9,7 @@ from aotair.graph.operand import results_of
 from aotair.graph.show import show
 from aotair.passes import fold_constants
 
-aten = torch.ops.aten
+aten, air = torch.ops.aten, torch.ops.air
 X, W, V = torch.randn(3, 4), torch.randn(4, 4), torch.randn(4)
 
 
@@ -154,6 +154,22 @@ def test_what_would_take_much_more_memory_stays_and_what_it_is_made_of_does_not(
     (reason,) = [account.text for account in edits.accounts if not account.rewritten]
     assert "it would take 4,194,304 bytes, and what it follows from takes 8,192" in reason
     assert edits.count == 1 and len(list(derivations(module.graph))) == 1
+
+
+def test_it_removes_what_it_moved_and_nothing_else():
+    """A marker says on which stream others run, and has no readers."""
+
+    def marked(x, w, v):
+        air.scope_enter(["_user_stream_label"], ["side"])
+        y = x @ (w * v)
+        air.scope_exit()
+        x.exp()
+        return (y,)
+
+    module, edits = folded(marked, X, W, V)
+    assert edits.count == 1
+    kept = ["air.scope_enter.default", "aten.mm.default", "air.scope_exit.default", "aten.exp.default"]
+    assert targets(module) == kept
 
 
 def test_it_stops_at_a_limit():
