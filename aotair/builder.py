@@ -318,8 +318,6 @@ def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Expo
     """The graphs of each entry point."""
     found = [graph for one in job.entries for graph in export_buckets(model, one)]
     exported = unified(found, [graph.entry for graph in found])
-    for one in exported:
-        one.mark_constants()
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):
             observer.stage("export", one.module)

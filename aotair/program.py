@@ -211,10 +211,13 @@ def _emitted(
     stored: StoredConstants,
 ) -> tuple[Bucket, ...]:
     """The programs of an entry point's buckets."""
-    found = []
+    found, known = [], dict[int, dict[str, str]]()
     for item, plan in planned:
         exported = item.exported
-        names = stored.names(exported) | {p: constant.name for p, constant in exported.states.items()}
+        if id(exported) not in known:  # each name takes a digest of its tensor
+            states = {placeholder: constant.name for placeholder, constant in exported.states.items()}
+            known[id(exported)] = stored.names(exported) | states
+        names = known[id(exported)]
         inputs = list(exported.inputs.values())
         hosts = [placeholder for name, placeholder in exported.inputs.items() if one.inputs[name].host]
         found.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, item.kernels, hosts))

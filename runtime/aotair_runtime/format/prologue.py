@@ -1,6 +1,5 @@
 """The prologue: how a part of it is read as a program of its own, and what its constants follow from."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from .schema import Constant, EntryPoint, Input, Part, Program
@@ -24,9 +23,8 @@ def as_program(program: Program, part: Part) -> Program:
 
 def follows_from(program: Program) -> dict[str, tuple[str, ...]]:
     """For each constant that a part makes, the names of what it is made of."""
-    there = tensors(program)
-    return {there[made].name: _names(there, part.reads) for part in program.prologue.parts for made in part.makes}
-
-
-def _names(there: Sequence[Constant], numbers: Sequence[int]) -> tuple[str, ...]:
-    return tuple(there[number].name for number in numbers)
+    there, found = tensors(program), dict[str, tuple[str, ...]]()
+    for part in program.prologue.parts:
+        read = tuple(there[number].name for number in part.reads)
+        found |= {there[number].name: read for number in part.makes}
+    return found

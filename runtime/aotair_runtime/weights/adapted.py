@@ -83,7 +83,7 @@ class _Adapted:
     ):
         self._program, self._ops, self._adapter, self._base, self._constants = program, ops, adapter, base, constants
         self._parts = adapter.parts(program)
-        self._direct = [number for number in adapter.products if number < len(program.constants)]
+        self._direct = adapter.direct(program)
         changed = adapter.changes(program)
         self._restored = [number for number in base.values if number not in changed]
         self.numbers = [*self._restored, *changed]

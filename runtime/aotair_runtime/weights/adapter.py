@@ -36,9 +36,8 @@ _SERVED: Mapping[str, tuple[object, ...] | None] = {
     **dict.fromkeys(("r", "lora_alpha", "alpha_pattern", "rank_pattern", "lora_dropout")),
     **dict.fromkeys(("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "inference_mode")),
     **dict.fromkeys(("task_type", "auto_mapping", "base_model_name_or_path", "revision", "peft_version")),
-    **dict.fromkeys(
-        ("megatron_core", "qalora_group_size")
-    ),  # there in each file, read with options that are not served
+    # There in each file, and read with options that are not served.
+    **dict.fromkeys(("megatron_core", "qalora_group_size")),
 }
 _MERGE = "merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -67,10 +66,13 @@ class Adapter:
         """The parts of the prologue that read what the adapter changes."""
         return [part for part in program.prologue.parts if not self.products.keys().isdisjoint(part.reads)]
 
+    def direct(self, program: Program) -> list[int]:
+        """The numbers of the constants that are weights themselves and become others."""
+        return [number for number in self.products if number < len(program.constants)]
+
     def changes(self, program: Program) -> list[int]:
-        """The numbers of the constants that become others."""
-        direct = [number for number in self.products if number < len(program.constants)]
-        return [*direct, *(number for part in self.parts(program) for number in part.makes)]
+        """The numbers of all constants that become others."""
+        return [*self.direct(program), *(number for part in self.parts(program) for number in part.makes)]
 
     def applied(self, number: int, weight: torch.Tensor) -> torch.Tensor:
         """The weight on the host with what the adapter adds, computed in float32 (float64 where the weight is of that)
