@@ -108,6 +108,17 @@ def test_inspect(built):
     assert json.loads(aotair("inspect", built("encoder"), "--json"))["name"] == "encoder"
 
 
+def test_inspect_lists_weights_and_what_they_follow_from(built):
+    text = aotair("inspect", built("derived"), "--weights")
+    rows = {line.split()[0]: line.split() for line in text.split("\n\n")[0].splitlines()[2:]}
+    sources = ["scale,", "first.weight,", "first.bias,", "second.weight,", "second.bias"]
+    assert rows["scale:mul"] == ["scale:mul", "float32[6,", "4]", "96", "derived", *sources]
+    assert rows["first.weight"] == ["first.weight", "float32[3,", "4]", "48", "weight"]
+    assert "second.weight" not in rows, "no bucket reads it"
+    assert "aten::cat.out([" in text and "inputs scale:mul=%0" in text
+    assert aotair("inspect", built("linear"), "--weights").splitlines()[2].startswith("linear.")
+
+
 def test_the_programs_text(built, golden_text):
     golden_text("linear_program.txt", aotair("inspect", built("linear"), "--bucket", "n=4"))
     golden_text("cache_program.txt", aotair("inspect", built("cache"), "--bucket", "n=2"))

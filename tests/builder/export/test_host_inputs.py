@@ -193,7 +193,7 @@ def test_it_may_be_kept_and_asked_for_what_python_asks():
     it = the_list()
     assert {it: 1}[it] == 1 and isinstance(it, HostInput)
     with pytest.raises(AttributeError):
-        it.__array_interface__  # noqa: B018
+        _ = it.__array_interface__
     assert not hasattr(it, "__cuda_array_interface__")
 
 

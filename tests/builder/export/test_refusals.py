@@ -74,7 +74,7 @@ def test_what_torch_suggests_is_what_came_and_the_ranges_what_was_expected():
 
 def test_the_line_of_the_model_is_named():
     try:
-        MODEL.forward(None).shape  # noqa: B018
+        _ = MODEL.forward(None).shape
     except AttributeError as error:
         assert "(at test_refusals.py:" in explained(error, JOB).what
 

@@ -3,90 +3,19 @@
 import pytest
 import torch
 from cases import recipe
-from graphs import run_pass, targets
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from folding import batch_norm, folded, names, r, statistics, traced, why
+from graphs import run_pass
 from models import Normed
 from safetensors.torch import save_file
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
 
 import aotair
 from aotair.builder import explain
-from aotair.fusion.matcher import fwd_only
-from aotair.graph.derived import mark_constant
-from aotair.graph.show import show
 from aotair.passes import fold_norms
 from aotair_runtime.artifact.open import read_program
 
 aten, air = torch.ops.aten, torch.ops.air
 NORM, CONVOLUTION, LINEAR = "_native_batch_norm_legit_no_training", "convolution", "linear"
-
-
-def r(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def statistics(channels: int) -> dict[str, torch.Tensor]:
-    return {
-        "gamma": r(channels, seed=1),
-        "beta": r(channels, seed=2),
-        "mean": r(channels, seed=3),
-        "var": r(channels, seed=4).abs() + 0.1,
-    }
-
-
-def traced(function, x, constants: dict, symbolic: bool = False, marked=None) -> torch.fx.GraphModule:
-    """The graph of `function(x, **constants)`, as export would give it; `symbolic`: in the first size of x. Constants
-    are marked as such: all, or those of `marked`."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    sizes = [DimDynamic.DYNAMIC if symbolic and not dim else DimDynamic.STATIC for dim in range(x.dim())]
-    given = [mode.from_tensor(one, static_shapes=True) for one in constants.values()]
-    fake = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-    run = lambda x, *given: function(x, **dict(zip(constants, given)))  # noqa: E731
-    module = fwd_only(run, [fake, *given], run_functional_passes=False)
-    module.graph.eliminate_dead_code()
-    for name, node in zip(constants, module.graph.find_nodes(op="placeholder")[1:]):
-        if marked is None or name in marked:
-            mark_constant(node)
-    module.recompile()
-    return module
-
-
-def folded(function, x, constants: dict, count: int | None = None, **options) -> torch.fx.GraphModule:
-    """The graph after the pass, which made that many rewrites, and gives the same numbers and changes no input."""
-    module = traced(function, x, constants, **options)
-    want = module(x.clone(), *constants.values())
-    edits = run_pass(fold_norms, module)
-    given = [x.clone(), *(one.clone() for one in constants.values())]
-    for got, wanted in zip(module(*given), want, strict=True):
-        assert got.dtype == wanted.dtype and got.shape == wanted.shape
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    assert all(map(torch.equal, given[1:], constants.values()))
-    for node in module.graph.find_nodes(op="output")[0].args[0]:
-        assert node.meta["val"].dtype == want[0].dtype
-    assert count is None or edits.count == count, show(module)
-    return module
-
-
-def batch_norm(y, gamma=None, beta=None, mean=None, var=None, training=False):
-    return aten._native_batch_norm_legit_no_training.default(y, gamma, beta, mean, var, 0.1, 1e-5)[0]
-
-
-def names(module: torch.fx.GraphModule) -> list[str]:
-    module.graph.eliminate_dead_code()
-    return [target.split(".")[1] for target in targets(module) if target.startswith("aten")]
-
-
-def why(function, x, constants, **options) -> str:
-    """What the pass says of the one candidate that it leaves alone."""
-    module = traced(function, x, constants, **options)
-    before = show(module)
-    edits = run_pass(fold_norms, module)
-    assert edits.count == 0 and show(module) == before
-    (account,) = edits.accounts
-    return account.text
 
 
 # ---- it fires --------------------------------------------------------------------------------------------------------
@@ -112,7 +41,10 @@ LAYERS = {
 def test_a_norm_becomes_part_of_the_layer_before_it(kind, bias, symbolic):
     x, weight, layer = LAYERS[kind]
     constants = {"w": weight} | ({"b": r(6, seed=5)} if bias else {}) | statistics(6)
-    function = lambda x, w, b=None, **norm: (batch_norm(layer(x, w, b), **norm),)  # noqa: E731
+
+    def function(x, w, b=None, **norm):
+        return (batch_norm(layer(x, w, b), **norm),)
+
     assert NORM not in names(folded(function, x, constants, 1, symbolic=symbolic))
 
 
@@ -131,7 +63,9 @@ def test_a_norm_may_have_no_weights_of_its_own(missing):
     ],
 )
 def test_every_op_that_is_a_norm_of_inference_is_known(norm):
-    function = lambda x, w, gamma, beta, mean, var: (norm(F.conv2d(x, w), gamma, beta, mean, var),)  # noqa: E731
+    def function(x, w, gamma, beta, mean, var):
+        return (norm(F.conv2d(x, w), gamma, beta, mean, var),)
+
     folded(function, IMAGE, {"w": r(6, 4, 3, 3)} | statistics(6), 1)
 
 
@@ -201,7 +135,9 @@ def test_a_scale_behind_views_becomes_part_of_a_linear_layer(kind):
 
 
 def test_a_norm_behind_a_view_normalises_the_layers_channels():
-    function = lambda x, w, **norm: (batch_norm(aten.linear.default(x, w).transpose(1, 2), **norm),)  # noqa: E731
+    def function(x, w, **norm):
+        return (batch_norm(aten.linear.default(x, w).transpose(1, 2), **norm),)
+
     folded(function, r(2, 3, 4), {"w": r(6, 4)} | statistics(6), 1)
 
 
@@ -219,7 +155,10 @@ NEXT = {
 def test_a_norm_becomes_part_of_the_layer_after_it(kind, bias, symbolic):
     x, weight, layer = NEXT[kind]
     constants = {"w": weight} | ({"b": r(6)} if bias else {}) | statistics(4)
-    function = lambda x, w, b=None, **norm: (layer(batch_norm(x, **norm), w, b),)  # noqa: E731
+
+    def function(x, w, b=None, **norm):
+        return (layer(batch_norm(x, **norm), w, b),)
+
     assert NORM not in names(folded(function, x, constants, 1, symbolic=symbolic))
 
 
@@ -237,7 +176,10 @@ def test_a_layer_reads_before_a_write_what_the_norm_read_before_it():
 @pytest.mark.parametrize("op", [lambda y, c: y * 2.5, lambda y, c: y * c[:1] + c, lambda y, c: c * y - 1])
 def test_what_is_computed_of_an_embedding_is_computed_of_its_weights_to_the_bit(op, dtype):
     ids, constants = torch.tensor([[1, 3, 1], [0, 2, 4]]), {"w": r(7, 5).to(dtype), "c": r(5).to(dtype)}
-    function = lambda ids, w, c: (op(F.embedding(ids, w, 0), c),)  # noqa: E731
+
+    def function(ids, w, c):
+        return (op(F.embedding(ids, w, 0), c),)
+
     module = traced(function, ids, constants)
     want = module(ids, *constants.values())
     assert run_pass(fold_norms, module).count > 0
@@ -266,7 +208,9 @@ def test_a_written_or_returned_result_is_the_layers_own():
 
 
 def test_the_limit_on_rewrites_holds():
-    function = lambda x, w, c, **norm: (batch_norm(F.conv2d(x, w), **norm) * c,)  # noqa: E731
+    def function(x, w, c, **norm):
+        return (batch_norm(F.conv2d(x, w), **norm) * c,)
+
     module = traced(function, IMAGE, {"w": r(6, 4, 3, 3), "c": r(6, 1, 1)} | statistics(6))
     assert run_pass(fold_norms, module, limit=0).count == 0
     assert names(module)[-2:] == [NORM, "mul"]
@@ -380,7 +324,9 @@ def test_a_part_of_a_weight_that_others_read_is_left_alone():
 
 @pytest.mark.parametrize("name", ["w", "gamma", "beta", "mean", "var"])
 def test_a_norm_whose_statistics_or_weights_calls_bring_is_left_alone(name):
-    function = lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm),)  # noqa: E731
+    def function(x, w, **norm):
+        return (batch_norm(F.conv2d(x, w), **norm),)
+
     assert "is no constant" in why(function, IMAGE, STATISTICS, marked=STATISTICS.keys() - {name})
 
 
@@ -395,20 +341,35 @@ def test_statistics_that_are_written_into_are_no_constants():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_norms_and_products_in_halves_are_left_alone(dtype):
     halves = {name: one.to(dtype) for name, one in STATISTICS.items()}
-    norm = lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm),)  # noqa: E731
+
+    def norm(x, w, **norm):
+        return (batch_norm(F.conv2d(x, w), **norm),)
+
     assert "would be rounded a second time" in why(norm, IMAGE.to(dtype), halves)
     constants = {name: halves[name] for name in ("w", "gamma")}
-    product = lambda x, w, gamma: (F.conv2d(x, w) * gamma[:, None, None],)  # noqa: E731
+
+    def product(x, w, gamma):
+        return (F.conv2d(x, w) * gamma[:, None, None],)
+
     assert "would be rounded a second time" in why(product, IMAGE.to(dtype), constants)
-    biased = lambda x, w, gamma: (F.conv2d(x, w, gamma) + 1,)  # noqa: E731
+
+    def biased(x, w, gamma):
+        return (F.conv2d(x, w, gamma) + 1,)
+
     assert "would be rounded a second time" in why(biased, IMAGE.to(dtype), constants)
 
 
 def test_constants_of_another_dtype_are_left_alone():
     mixed = {name: one.bfloat16() if name == "w" else one for name, one in STATISTICS.items()}
-    norm = lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm),)  # noqa: E731
+
+    def norm(x, w, **norm):
+        return (batch_norm(F.conv2d(x, w), **norm),)
+
     assert "not the same dtype" in why(norm, IMAGE.bfloat16(), mixed)
-    product = lambda x, w, c: (F.conv2d(x, w) * c,)  # noqa: E731
+
+    def product(x, w, c):
+        return (F.conv2d(x, w) * c,)
+
     for dtype in (torch.float64, torch.int64):
         assert "not the same dtype" in why(product, IMAGE, {"w": r(6, 4, 3, 3), "c": torch.ones(6, 1, 1, dtype=dtype)})
 
@@ -453,7 +414,9 @@ def test_numbers_that_spoil_weights_are_left_alone(op):
 
 
 def test_an_embedding_that_a_head_shares_is_left_alone():
-    function = lambda ids, w: (aten.linear.default(F.embedding(ids, w) * 2.5, w),)  # noqa: E731
+    def function(ids, w):
+        return (aten.linear.default(F.embedding(ids, w) * 2.5, w),)
+
     assert "would be stored a second time" in why(function, torch.tensor([1, 2]), {"w": r(7, 5)})
 
 
@@ -475,12 +438,17 @@ DECLINED_NEXT = {
 @pytest.mark.parametrize("kind", DECLINED_NEXT)
 def test_a_norm_before_a_layer_is_left_alone(kind):
     x, weight, layer, reason = DECLINED_NEXT[kind]
-    function = lambda x, w, **norm: (layer(batch_norm(x, **norm), w),)  # noqa: E731
+
+    def function(x, w, **norm):
+        return (layer(batch_norm(x, **norm), w),)
+
     assert reason in why(function, x, {"w": weight} | statistics(4))
 
 
 def test_a_norm_of_another_dimension_than_the_channels_is_left_alone():
-    function = lambda x, w, **norm: (batch_norm(aten.linear.default(x, w), **norm),)  # noqa: E731
+    def function(x, w, **norm):
+        return (batch_norm(aten.linear.default(x, w), **norm),)
+
     assert "another dimension" in why(function, r(2, 3, 4), {"w": r(6, 4)} | statistics(3))
 
 
@@ -497,96 +465,11 @@ def test_a_norm_before_a_layer_on_another_stream_is_left_alone():
 
 def test_a_weight_that_would_not_be_stored_is_left_alone():
     constants = {"w": r(1), "c": r(700, 1, 1)}
-    function = lambda x, w, c: (F.conv2d(x, (w + torch.zeros(700, 700, 1, 1))) * c,)  # noqa: E731
+
+    def function(x, w, c):
+        return (F.conv2d(x, (w + torch.zeros(700, 700, 1, 1))) * c,)
+
     assert "is computed in each call" in why(function, r(1, 700, 2, 2), constants)
-
-
-# ---- random chains of layers, norms and scales -----------------------------------------------------------------------
-
-
-def chain(steps: list, x: torch.Tensor, constants: dict, made: bool) -> tuple:
-    """What the steps compute of x, of which every size is 4 but the first. Constants that are not there are `made`."""
-
-    def take(name: str, *shape: int) -> torch.Tensor:
-        name = f"{name}_{'_'.join(map(str, shape))}"
-        if made:
-            constants.setdefault(name, r(*shape, seed=len(constants)).double().abs() + 0.5)
-        return constants[name]
-
-    values, kept = [x], []
-    for kind, number, variant in steps:
-        y, name = values[-1], f"{kind}{number % 7}"
-        if kind == "convolution":
-            groups, width = (1, 2)[number % 2], (1, 3)[variant % 2]
-            weight, bias = take(name, 4, 4 // groups, width, width), take(name, 4) if variant & 2 else None
-            call = F.conv_transpose2d if variant & 4 else F.conv2d
-            y = call(y, weight, bias, padding=width // 2, groups=groups)
-        elif kind == "linear":
-            y = aten.linear.default(y, take(name, 4, 4), take(name, 4) if variant & 2 else None)
-        elif kind == "norm":
-            y = batch_norm(y, *(take(f"{name}{part}", 4) for part in "gbm"), take(f"{name}v", 4))
-        elif kind == "scale":
-            shape = [4 if place == number % 5 else 1 for place in range(1, 4)]
-            value = take(name, *shape) if variant & 4 else (number + 1) / 3
-            y = (torch.mul, torch.add, torch.sub, torch.div)[variant % 4](y, value)
-        elif kind == "relu":
-            y = y.relu()
-        elif kind == "view":
-            y = y.transpose(1 + number % 3, 1 + variant % 3)
-        elif kind == "keep":
-            kept.append(y)
-        elif kind == "earlier":
-            y = y + values[number % len(values)]
-        elif kind == "write":
-            aten.add_.Tensor(values[number % len(values)], 1)
-        values.append(y)
-    return values[-1], *kept
-
-
-def steps(*kinds: str) -> st.SearchStrategy:
-    return st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 7))
-
-
-LAYER, CHANGE = steps("convolution", "linear"), steps("norm", "scale", "scale")
-BETWEEN = steps("relu", "view", "view", "keep", "earlier", "write")
-PARTS = st.one_of(
-    st.tuples(LAYER, CHANGE),
-    st.tuples(LAYER, CHANGE),
-    st.tuples(LAYER, CHANGE, CHANGE),
-    st.tuples(LAYER, BETWEEN, CHANGE),
-    st.tuples(CHANGE, LAYER),
-    st.tuples(BETWEEN),
-)
-
-
-def tried(steps: list) -> int:
-    """Checks that a chain stays right, in float64; gives how much was folded."""
-    x, constants = r(2, 4, 4, 4).double(), {}
-    chain(steps, x.clone(), constants, True)
-    function = lambda x, **given: chain(steps, x, given, False)  # noqa: E731
-    module = traced(function, x, constants, symbolic=True)
-    given, again = x.clone(), x.clone()
-    want = [one.clone() for one in module(given, *constants.values())]
-    before = show(module)
-    count = run_pass(fold_norms, module).count
-    got = module(again, *constants.values())
-    for mine, wanted in zip(got, want, strict=True):
-        assert torch.allclose(mine, wanted, rtol=1e-9, atol=1e-9), f"{before}\n{show(module)}"
-    assert torch.equal(given, again)
-    return count
-
-
-def test_random_chains_stay_right(request):
-    count, folds = request.config.getoption("--graphs") or 120, []
-
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @seed(0)
-    @given(st.lists(PARTS, min_size=1, max_size=5))
-    def run(parts: list) -> None:
-        folds.append(tried([step for part in parts for step in part]))
-
-    run()
-    assert sum(folds) > count / 2, "most of them are no candidates"
 
 
 # ---- the whole line --------------------------------------------------------------------------------------------------
