@@ -22,7 +22,7 @@ from .plan.lifetimes import Home, Lifetimes, Root, lifetimes
 from .plan.search.arena import plan_arena
 from .target.target import Target
 
-_HOST, _aten = Target("cpu"), torch.ops.aten
+_HOST, _aten = Target("cpu", packs=False), torch.ops.aten
 
 
 @dataclass(frozen=True)

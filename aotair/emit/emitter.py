@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ from aotair_runtime.format.schema import (
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import InternalError, UnsupportedError
-from ..graph.operand import op_of, results_of
+from ..graph.operand import op_of, operand, results_of
 from ..graph.streams import RECORD, stream_of
 from ..graph.user_line import source
 from ..lower import slices
@@ -178,7 +178,14 @@ class _Emitter:
         elif kernel.way is Way.SLICES:
             yield from self._sliced(node, slices.sliced_arguments(node), args, kwargs)
         else:
+            if kernel.way is Way.PACKED:
+                args = (args[0], self._packed(operand(node, 1)), *args[2:])
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
+
+    def _packed(self, weight: Node) -> TensorArg:
+        """A constant, as the node packs it."""
+        plain = self._tensors.values()[self._tensor(weight)]
+        return TensorArg(self._tensors.number(replace(plain, space=int(Space.PACKED))))
 
     def _with_host_arguments(self, node: Node, kernel: Kernel) -> Instruction:
         """A call whose lengths are host arguments."""

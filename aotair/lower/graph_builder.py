@@ -8,12 +8,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Argument, Node
 
 from ..graph.fake import fake_result
+from ..target.target import Target
+
+_HOST = Target("cpu")
 
 
 class GraphBuilder:
-    """Appends calls to a new graph and works out, on fake tensors, what they return."""
+    """Appends calls to a new graph for `target` and works out, on fake tensors, what they return."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target = _HOST) -> None:
+        self.target = target
         self.graph = torch.fx.Graph()
         self.mode = FakeTensorMode()
         # A kernel that looks for values where there are none then fails, and does not end the process.

@@ -14,12 +14,13 @@ from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
+from ..graph.operand import operand
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
 from ..target.target import Target
 from . import slices
-from .lowerings import COPIES, FILLS, UNINITIALISED
+from .lowerings import COPIES, FILLS, UNINITIALISED, packs
 
 _aten = torch.ops.aten
 
@@ -36,6 +37,7 @@ class Way(enum.Enum):
     OUT = "the op writes its results to their places"
     LISTS = "so it does, and takes lists of the host"
     SLICES = "it is called on slices of its first dimension, and each result is copied to its place"
+    PACKED = "the op reads its weight as the node packs it, and allocates its result, which is copied to its place"
     FRESH = "the op allocates its results, which are copied to their places"
 
 
@@ -82,6 +84,8 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
         return Kernel(_aten.fill_.Scalar, Way.FILL)
     if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
+    if op is _aten.linear.default and packs(target, operand(node), operand(node, 1)):
+        return Kernel(op, Way.PACKED)
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(

@@ -52,7 +52,7 @@ def specialise(
     caller gets hold of a weight; ops that `nodes` do not have become those that they are made of. Raises
     UnsupportedError where an op refuses the sizes, or is made of nothing that nodes have.
     """
-    build = GraphBuilder()
+    build = GraphBuilder(nodes.target)
     env: dict[Node, Argument] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":

@@ -26,7 +26,8 @@ class QuantizedWeight:
         wide = self.rows.float().unflatten(1, (self.scale.shape[1], -1))
         if self.zero is not None:
             wide = wide - self.zero.float().unsqueeze(2)
-        return (wide * self.scale.float().unsqueeze(2)).flatten(1).to(dtype)
+        whole: Tensor = (wide * self.scale.float().unsqueeze(2)).flatten(1)
+        return whole.to(dtype)
 
 
 def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target) -> Tensor:

@@ -113,6 +113,11 @@ class TargetPart(_Part):
     allow_namespaces: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list, description="namespaces of custom ops that every node defines and allows when it loads"
     )
+    pack_weights: bool = Field(
+        default=True,
+        description="let nodes keep weights in the form that their kernels read fastest (CPU: bfloat16 linear layers), "
+        "beside those in the file",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "TargetPart":

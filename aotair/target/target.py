@@ -6,12 +6,21 @@ from importlib import resources
 
 import torch
 
+_MOST_ROWS_PACKED = 256
+
 
 @dataclass(frozen=True)
 class Target:
-    """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine."""
+    """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine.
+    `packs`: whether nodes may keep weights in a form of their own."""
 
     kind: str
+    packs: bool = True
+
+    def packs_linear(self, weight: torch.dtype, rows: int) -> bool:
+        """Whether a linear layer over so many rows is faster where its weight is packed at load, and its result then
+        copied to its place: measured by `benchmarks.packed`, for the CPUs that have bfloat16 products."""
+        return self.packs and self.kind == "cpu" and weight == torch.bfloat16 and rows <= _MOST_ROWS_PACKED
 
     @property
     def sliced_calls(self) -> bool:

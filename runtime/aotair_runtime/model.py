@@ -15,8 +15,9 @@ from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
-from .devices import Device, Limits, open_device
+from .devices import Device, Limits, Packed, open_device
 from .errors import ArgumentError, ClosedError, DeviceError
+from .format.packed import packed_constants
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
@@ -41,6 +42,7 @@ def load(
     limits: Limits | None = None,
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
+    pack_weights: bool | None = None,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -62,6 +64,8 @@ def load(
     `limits`: refuse to capture beyond these numbers of graphs, streams and events in this process.
     `memory_budget`: the most that the model may take, in bytes (int, "24GiB") or as a share of the device (0.9, "90%").
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
+    `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
+    them (bfloat16 linear layers on the CPU): slower, and without a second copy of these weights in memory.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
@@ -81,6 +85,7 @@ def load(
         limits=limits,
         memory_budget=memory_budget,
         allow_namespaces=allow_namespaces,
+        pack_weights=pack_weights,
     )
     return Model(with_weights(path, program), opened, settings, pool)
 
@@ -115,10 +120,17 @@ class Model:
         program, device = self.program, self._parts.device
         constants = device.place(self.artifact.constants)
         states = device.copies([constants[state.constant] for state in program.state])
-        self._resident = Resident(constants, states)
+        self._resident = Resident(constants, states, self._packed(constants))
         for spec in program.entry_points:
             self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
+
+    def _packed(self, constants: Sequence[torch.Tensor]) -> dict[int, Packed]:
+        """The constants that instructions read packed, where the device has a form for them."""
+        if not self._parts.settings.pack_weights:
+            return {}
+        device, wanted = self._parts.device, packed_constants(self.program)
+        return {n: made for n in wanted if (made := device.packed(constants[n])) is not None}
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)
@@ -208,7 +220,7 @@ class Model:
         weights = read_weights(Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast)
         with self._alone():
             self._refuse_closed()
-            swap(self, weights, constants, self._resident.states)
+            swap(self, weights, self._resident)
             self._base = Base({})
 
     def load_adapter(self, path: str | Path, *, scale: float = 1.0, base: str | Path | None = None) -> None:
@@ -234,7 +246,7 @@ class Model:
             constants = self._resident.constants
             base_now = self._base.with_copies(adapter.changes(self.program), constants, checkpoint)
             weights = adapted(self.artifact, self._parts.ops, adapter, base_now, constants)
-            swap(self, weights, constants, self._resident.states)
+            swap(self, weights, self._resident)
             self._base = base_now
 
     def unload_adapter(self) -> None:
@@ -244,7 +256,7 @@ class Model:
             self._refuse_closed()
             if self._base.values:
                 weights = without_adapter(self.artifact, self._base)
-                swap(self, weights, self._resident.constants, self._resident.states)
+                swap(self, weights, self._resident)
                 self._base = Base({})
 
     def __reduce__(self) -> str:
@@ -356,7 +368,8 @@ def _checked(
     pool_costs = [pool_cost(device, program)] * own_pools
     check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)
     there = 0 if pool is None or settings.apart else pool.arena.nbytes
-    promised = promise(program, Terms(device.kind, settings.apart, settings.enable_output_clone, there))
+    terms = Terms(device.kind, settings.apart, settings.enable_output_clone, there, settings.pack_weights)
+    promised = promise(program, terms)
     check_memory(device, promised, program.requirements, settings.memory_budget, where)
     return Parts(program, device, ops, settings, promised)
 

@@ -10,7 +10,7 @@ from .capture.pool import Pool
 from .devices.allocators import ALLOCATORS
 from .format.sizes import describe
 from .format.text import table
-from .memory.promise import FRESH, WORKSPACE
+from .memory.promise import FRESH, PACKED, WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,13 @@ def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entri
     taken = [pool.bytes() for pool in pools]
     arenas = [pool.arena.nbytes for pool in pools]
     pooled = tuple(PoolMemory(arena, reached, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
+    packed = sum(one.nbytes for one in resident.packed.values())
     weights, state = device.held(resident.constants), device.held(resident.states)
     beside = sum(b.allocated for b in taken) - sum(device.held([pool.arena]).allocated for pool in pools)
     extra = sum(b.reserved for b in taken) - sum(arenas)
     categories = (
         Category("weights", promised["weights"], weights.reserved, weights.allocated),
+        Category(PACKED, promised[PACKED], packed, packed),
         Category("state", promised["state"], state.reserved, state.allocated),
         Category("arena", promised["arena"], sum(arenas), sum(arenas)),
         Category("beside the arena", promised[FRESH] + promised[WORKSPACE], extra, beside),

@@ -23,6 +23,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     memory_budget: int | float | None = None
     allow_namespaces: tuple[str, ...] = ()
+    pack_weights: bool = True
 
     @property
     def apart(self) -> bool:
@@ -41,12 +42,14 @@ def settle(
     limits: Limits | None = None,
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
+    pack_weights: bool | None = None,
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     flags = {
         "clone_input": clone_input,
         "enable_output_clone": enable_output_clone,
         "disable_mempool_reuse_in_same_fx": disable_mempool_reuse_in_same_fx,
+        "pack_weights": pack_weights,
     }
     for name, value in flags.items():
         _must(isinstance(value, bool | None), name, "True, False or None", value)
@@ -65,6 +68,7 @@ def settle(
         limits or Limits(),
         _budget(memory_budget),
         tuple(allow_namespaces),
+        _choose(pack_weights, True),
     )
 
 

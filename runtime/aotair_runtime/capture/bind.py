@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..devices import GraphSpace
+from ..devices import GraphSpace, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
+from ..format.packed import reads_packed
 from ..format.schema import (
     READ_ONLY,
     Arg,
@@ -33,14 +34,15 @@ from ..format.written import written_arguments, written_names
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that programs address: the space with the arena, constants and states in the program's order, and
-    the caller's tensors that are used in place, by their position among the inputs."""
+    """The memory that programs address: the space with the arena, constants and states in the program's order, the
+    caller's tensors that are used in place, by their position among the inputs, and packed constants by number."""
 
     space: GraphSpace
     constants: Sequence[torch.Tensor]
     states: Sequence[torch.Tensor]
     in_place: Mapping[int, torch.Tensor]
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
+    packed: Mapping[int, Packed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,14 @@ class Tensors:
     def space(self, number: int) -> int:
         return self._bucket.tensors[number].space
 
+    def packed(self, instruction: Instruction) -> Packed | None:
+        """The weight of an instruction that reads a packed one, where the device has packed it."""
+        if not reads_packed(instruction, self._bucket):
+            return None
+        weight = instruction.args[1]
+        assert isinstance(weight, TensorArg)  # a rule of the format
+        return self._memory.packed.get(self._bucket.tensors[weight.index].index)
+
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
         kind = dtype(found.dtype)
@@ -154,7 +164,7 @@ class Tensors:
                 return self._arena(kind), self._bucket.input_offsets[item.index] + start
             base = memory.in_place[item.index]
         else:
-            base = (memory.constants if item.space == Space.CONSTANT else memory.states)[item.index]
+            base = (memory.states if item.space == Space.STATE else memory.constants)[item.index]
         return as_dtype(base, kind), start
 
     def _arena(self, kind: torch.dtype) -> torch.Tensor:
@@ -195,7 +205,9 @@ def bound_call(
     _refuse_read_only(instruction, op, tensors, written)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        return _copying(functools.partial(op, *args, **kwargs), targets)
+        packed = tensors.packed(instruction)
+        call = _linear(packed, args, kwargs, instruction) if packed else functools.partial(op, *args, **kwargs)
+        return _copying(call, targets)
     if instruction.form == Form.OUT:
         together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
         if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
@@ -206,6 +218,21 @@ def bound_call(
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)
     return functools.partial(op, *args, **kwargs)
+
+
+def _linear(
+    packed: Packed, args: Sequence[object], kwargs: Mapping[str, object], instruction: Instruction
+) -> Callable[[], torch.Tensor]:
+    """The linear layer (x, weight, bias) with its weight packed. Raises MalformedError where these do not fit: the
+    kernel of the device does not ask."""
+    x, weight, bias = (*args, kwargs.get("bias"))[:3]
+    assert isinstance(weight, torch.Tensor)  # a rule of the format
+    fits = isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1:] == weight.shape[1:] and x.dtype == weight.dtype
+    if bias is not None:
+        fits = fits and isinstance(bias, torch.Tensor) and bias.shape == weight.shape[:1] and bias.dtype == weight.dtype
+    if not fits or len(args) > 3 or kwargs.keys() - {"bias"}:
+        raise MalformedError("a linear layer's arguments do not fit its weight", where=instruction.node)
+    return packed.linear(x, bias)  # type: ignore[arg-type]  # it is known to fit
 
 
 def _host_call(
@@ -266,5 +293,5 @@ def _refuse_read_only(
 ) -> None:
     for arg in written_arguments(instruction, op._schema, written):
         if tensors.space(arg.index) in READ_ONLY:
-            what = "a constant" if tensors.space(arg.index) == Space.CONSTANT else "a user input"
+            what = "a user input" if tensors.space(arg.index) == Space.INPUT else "a constant"
             raise MalformedError(f"{op} would write into {what}", where=instruction.node)

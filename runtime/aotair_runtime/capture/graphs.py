@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..devices import Device, GraphSpace
+from ..devices import Device, GraphSpace, Packed
 from ..errors import CaptureError, ClosedError
 from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
@@ -35,10 +35,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Resident:
-    """The tensors of a loaded model that stay where they are; none once it is closed."""
+    """The tensors of a loaded model that stay where they are, and its packed constants by number; none once it is
+    closed."""
 
     constants: tuple[torch.Tensor, ...] = ()
     states: tuple[torch.Tensor, ...] = ()
+    packed: Mapping[int, Packed] = field(default_factory=dict)
 
 
 @dataclass
@@ -181,7 +183,8 @@ class Graphs:
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
         lists = dict(zip(self._listed, legal_arguments(parts.program, self.spec, bucket.sizes)))
-        memory = Memory(space, self.resident.constants, self.resident.states, in_place, lists)
+        here = self.resident
+        memory = Memory(space, here.constants, here.states, in_place, lists, here.packed)
         before = parts.device.bytes().reserved
         try:
             bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import CaptureError
 from .allocators import ALLOCATORS
-from .base import NOTHING, Bytes, Graph, Recording, Stream, Usage
+from .base import NOTHING, Bytes, Graph, Packed, Recording, Stream, Usage
 from .host_arguments import HostArguments
 from .host_call import HostCall
 from .recorder import ANCHOR_COST, Recorder
@@ -49,6 +49,9 @@ class Accelerator:
         for part, tensor in zip(parts, tensors):
             part.copy_(tensor)
         return tuple(parts)
+
+    def packed(self, weight: torch.Tensor) -> Packed | None:
+        return None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.nbytes}

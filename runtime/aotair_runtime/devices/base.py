@@ -126,6 +126,18 @@ class GraphSpace(Protocol):
         """Give everything back; a tensor in the arena that somebody holds keeps the arena alive."""
 
 
+class Packed(Protocol):
+    """The weight of a linear layer in the form that a kernel of the device reads, at addresses that stay."""
+
+    nbytes: int
+
+    def fill(self, weight: torch.Tensor) -> None:
+        """Take the values of another weight of the same shape."""
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+        """A call that gives `x @ weight.T + bias` in memory of its own."""
+
+
 class Device(Protocol):
     kind: str
     is_host: bool  # the CPU, which runs what was built for any device, as far as it has the ops
@@ -142,6 +154,9 @@ class Device(Protocol):
 
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Copies of tensors on this device, in one block."""
+
+    def packed(self, weight: torch.Tensor) -> Packed | None:
+        """The weight of a linear layer in a form that is read faster; None: it is best as it is."""
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         """What the allocator took for the memory of `tensors`, and what it reserves where they lie."""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .base import NOTHING, Bytes, Limits, Usage
+from . import onednn
+from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 
 
@@ -69,6 +70,9 @@ class CPU:
 
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors)
+
+    def packed(self, weight: torch.Tensor) -> Packed | None:
+        return onednn.OnednnWeight(weight) if onednn.packs(weight.dtype) else None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

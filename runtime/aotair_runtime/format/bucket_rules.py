@@ -1,12 +1,12 @@
 """Whether a bucket keeps the rules of the format: its tensors, its instructions and its streams."""
 
-from collections.abc import Iterator
-
 from .demands import MAX_BYTES, Demands
+from .packed import is_legal, reads_packed, tensor_numbers
 from .schema import (
     READ_ONLY,
     Arg,
     Bucket,
+    Constant,
     DTypeArg,
     EntryPoint,
     Form,
@@ -92,11 +92,20 @@ class BucketRules(Demands):
             kind = "mutated" if item.space == Space.CALLER else "user"
             self.require(entry.inputs[item.index].kind == kind, path, f"a {kind} input", item.index)
             return MAX_BYTES  # its size is that of the bucket: `interface` compares the layouts
-        self.require(item.space in (Space.CONSTANT, Space.STATE), path, "a space", item.space)
-        count = len(program.constants if item.space == Space.CONSTANT else program.state)
+        self.require(item.space in (Space.CONSTANT, Space.STATE, Space.PACKED), path, "a space", item.space)
+        count = len(program.state if item.space == Space.STATE else program.constants)
         self.index(item.index, count, path)
         constant = program.constants[program.state[item.index].constant if item.space == Space.STATE else item.index]
+        if item.space == Space.PACKED:
+            self.whole(item, constant, path)
         return self.nbytes(constant.dtype, constant.shape, path)
+
+    def whole(self, item: Placement, constant: Constant, path: str) -> None:
+        """A packed constant is read as it is: nothing knows where its parts lie."""
+        found = self.program.layouts[item.layout]
+        alike = (found.dtype, found.shape, item.offset) == (constant.dtype, constant.shape, 0)
+        self.require(alike and len(found.shape) == 2, path, "the whole of a matrix", found)
+        self.require(found.strides == (found.shape[1], 1), path, "a matrix without gaps", found.strides)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
@@ -108,7 +117,9 @@ class BucketRules(Demands):
         for i, (number, output) in enumerate(zip(bucket.outputs, entry.outputs)):
             self.promised(bucket, number, output, f"{path}.outputs[{i}]")
             self.require(
-                bucket.tensors[number].space != Space.CONSTANT, f"{path}.outputs[{i}]", "memory that may be written"
+                bucket.tensors[number].space not in (Space.CONSTANT, Space.PACKED),
+                f"{path}.outputs[{i}]",
+                "memory that may be written",
             )
         self.input_memory(bucket, entry, path)
 
@@ -161,6 +172,10 @@ class BucketRules(Demands):
         named = (value for _, value in instruction.kwargs if not isinstance(value, (HostArg, WorkspaceArg)))
         for value in (*instruction.args, *named):
             self.argument(value, bucket, path)
+        if reads_packed(instruction, bucket):
+            op = self.program.ops[instruction.op].name
+            legal = is_legal(instruction, bucket, op)
+            self.require(legal, path, "a packed constant where a linear layer has its weight", op)
 
     def updates(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """Host arguments name host inputs, and only beside them are there workspaces."""
@@ -180,7 +195,7 @@ class BucketRules(Demands):
         """What some instruction of the entry point takes as a list, none reads as a tensor: it is not copied."""
         code = [self.program.instructions[number] for number in bucket.code]
         mine = {n for n, at in enumerate(bucket.tensors) if at.space == Space.INPUT and at.index in listed}
-        used = {n for item in code for n in (*item.outs, *_tensors((*item.args, *(v for _, v in item.kwargs))))}
+        used = {n for item in code for n in (*item.outs, *tensor_numbers((*item.args, *(v for _, v in item.kwargs))))}
         self.require(not mine & (used | set(bucket.outputs)), f"{path}.code", "a list that is no tensor", mine & used)
 
     def argument(self, value: Arg, bucket: Bucket, path: str) -> None:
@@ -197,12 +212,3 @@ class BucketRules(Demands):
             memory_format(value.name, self.where)
         elif isinstance(value, LayoutArg):
             layout(value.name, self.where)
-
-
-def _tensors(values: tuple[Arg, ...]) -> Iterator[int]:
-    """The tensors among arguments, by number."""
-    for value in values:
-        if isinstance(value, TensorArg):
-            yield value.index
-        elif isinstance(value, tuple):
-            yield from _tensors(value)

@@ -3,7 +3,7 @@
 from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
 from .prologue import as_program, tensors
-from .schema import Part
+from .schema import Part, Space
 
 
 class PrologueRules(Demands):
@@ -33,6 +33,8 @@ class PrologueRules(Demands):
         self.require(once, f"{path}.makes", "constants that no other part makes", part.makes)
         program = as_program(self.program, part)
         BucketRules(program, self.where).bucket(part.bucket, program.entry_points[0], f"{path}.bucket")
+        plain = not any(item.space == Space.PACKED for item in part.bucket.tensors)
+        self.require(plain, f"{path}.bucket.tensors", "constants as they are", "packed ones")
         plain = part.bucket.streams == 1 and not part.bucket.events
         self.require(plain, f"{path}.bucket", "instructions on one stream, without events", part.bucket.streams)
         for number in part.bucket.code:

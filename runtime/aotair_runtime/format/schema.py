@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
-FORMAT = 3
-READS = (1, 2, 3)
+FORMAT = 4
+READS = (1, 2, 3, 4)
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",
@@ -27,9 +27,12 @@ class Space(IntEnum):
     STATE = 2  # buffers that the model mutates: owned by the model, shared by all buckets
     CALLER = 3  # mutated inputs: memory of the caller, used in place
     INPUT = 4  # user inputs: their copies in planned memory, or the caller's own tensors where nothing is copied
+    PACKED = (
+        5  # a constant, as the kernel that reads it wants it to lie: made at load, where the device has such a form
+    )
 
 
-READ_ONLY = (Space.CONSTANT, Space.INPUT)  # no instruction may write there
+READ_ONLY = (Space.CONSTANT, Space.INPUT, Space.PACKED)  # no instruction may write there
 
 
 class Form(IntEnum):

@@ -107,7 +107,8 @@ def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterat
 def _placement_text(program: Program, item: Placement) -> str:
     layout = program.layouts[item.layout]
     space = Space(item.space).name.lower()
-    tables: dict[int, Sequence[Constant | State]] = {Space.CONSTANT: program.constants, Space.STATE: program.state}
+    tables: dict[int, Sequence[Constant | State]] = {Space.STATE: program.state}
+    tables |= dict.fromkeys((Space.CONSTANT, Space.PACKED), program.constants)
     names = tables.get(item.space)
     which = "" if item.space == Space.ARENA else f" {names[item.index].name if names else item.index}"
     return f"{layout.dtype}{list(layout.shape)} strides {list(layout.strides)} in {space}{which} at {item.offset}"

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..devices.allocators import ALLOCATORS, Allocator
+from ..devices.onednn import packed_bytes
 from ..errors import MalformedError, MemoryBudgetError
+from ..format.packed import packed_constants
 from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
 from ..format.text import table
@@ -15,16 +17,19 @@ from ..format.torch_names import dtype
 from ..format.written import written_arguments, written_names
 
 FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
+PACKED = "weights packed for the processor"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a load decides: the kind of device, TorchAir's options, and the arena that a shared pool has already."""
+    """What a load decides: the kind of device, TorchAir's options, the arena that a shared pool has already, and
+    whether weights are packed."""
 
     kind: str
     apart: bool = False
     output_clone: bool = False
     arena_there: int = 0
+    pack_weights: bool = True
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,7 @@ def promise(program: Program, terms: Terms) -> Promise:
     fresh = [need.fresh for need in needs] if apart else [max(need.fresh for need in needs)]
     items = (
         Item("weights", weights, allocator.reserved(weights)),
+        Item(PACKED, *2 * (_packed(program, terms),)),
         Item("state", state, allocator.reserved(state)),
         Item("arena", sum(arenas), sum(allocator.reserved(nbytes) for nbytes in arenas)),
         Item(FRESH, sum(fresh), sum(allocator.reserved(nbytes) for nbytes in fresh)),
@@ -220,6 +226,14 @@ def fresh_bytes(bucket: Bucket) -> int:
 def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> int:
     """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
     return sum(_round_up(_layout_bytes(constant), allocator.block) for constant in constants)
+
+
+def _packed(program: Program, terms: Terms) -> int:
+    """What packed constants take beside those in the file."""
+    if terms.kind != "cpu" or not terms.pack_weights:
+        return 0
+    constants = (program.constants[number] for number in packed_constants(program))
+    return sum(packed_bytes(constant.shape, dtype(constant.dtype)) for constant in constants)
 
 
 def _warm_up(program: Program, bucket: Bucket) -> int:

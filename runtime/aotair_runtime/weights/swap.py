@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
+from ..capture.graphs import Resident
 from ..errors import WeightsError
 from ..format.prologue import follows_from, tensors
 from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
@@ -57,27 +58,41 @@ def read_weights(
     return Weights(str(path), numbers, values, golden, None)
 
 
-def swap(model: Loaded, weights: Weights, constants: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> None:
-    """Write the weights into `constants`, which are those of the model, and replay; where anything fails, put back what
-    was there and raise. The caller holds the lock of the model's pools, and the device has nothing left to do."""
-    written = [constants[number] for number in weights.numbers]
-    kept = [(tensor, tensor.cpu().clone()) for tensor in (*written, *states)]
+def swap(model: Loaded, weights: Weights, resident: Resident) -> None:
+    """Write the weights into the tensors of the model, which are `resident`, and replay; where anything fails, put back
+    what was there and raise. The caller holds the lock of the model's pools, and the device has nothing left to do."""
+    constants = resident.constants
+    kept = [(tensor, tensor.cpu().clone()) for tensor in (*(constants[n] for n in weights.numbers), *resident.states)]
     try:
         for number, value in weights.values():
             constants[number].copy_(value)
+        _pack(resident, weights.numbers)
         model.synchronize()
         _replay(model, weights)
         model.reset_state()
         model.synchronize()
     except BaseException as error:
-        _put_back(model, kept, error)
+        _put_back(model, kept, resident, weights.numbers, error)
         raise
 
 
-def _put_back(model: Loaded, kept: Sequence[tuple[torch.Tensor, torch.Tensor]], error: BaseException) -> None:
+def _pack(resident: Resident, numbers: Sequence[int]) -> None:
+    """Let what is packed follow the constants of these numbers."""
+    for number in resident.packed.keys() & set(numbers):
+        resident.packed[number].fill(resident.constants[number])
+
+
+def _put_back(
+    model: Loaded,
+    kept: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    resident: Resident,
+    numbers: Sequence[int],
+    error: BaseException,
+) -> None:
     try:
         for tensor, old in kept:
             tensor.copy_(old)
+        _pack(resident, numbers)
         model.synchronize()
         whole = all(same_bytes(pair) for pair in kept)
     except RuntimeError as fault:

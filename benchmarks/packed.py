@@ -1,0 +1,177 @@
+"""Linear layers in bfloat16 on the CPU whose weights are packed at load, and the same layers that read them as stored.
+
+Three tables: one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
+of them; the sentence encoder in bfloat16, beside eager PyTorch and torch.compile; and what packing adds to a load. What
+is compared takes turns in blocks of calls; times are medians of blocks. `Target.packs_linear` rests on the first table.
+"""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import aotair
+from aotair.model.load import load_model
+from aotair.model.samples import random_inputs
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe, read_recipe
+from aotair_runtime.devices.onednn import OnednnWeight
+from aotair_runtime.format.text import table
+
+from .common import BUILD, Row, options, report
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+LAYERS = ((384, 384), (384, 1536), (1536, 384), (576, 1536), (768, 768), (768, 3072), (2048, 2048))  # in, out
+SHAPES = ((1, 16), (2, 24), (1, 128), (5, 100), (8, 128))  # batch and length
+TOGETHER = 32 << 20  # bytes of weights that a block reads
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--blocks", type=int, default=15, help="blocks of each  [15]")
+    parser.add_argument("--threads", type=int, default=2, help="threads of a call  [2]")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with torch.no_grad():
+        layers = _layers(given.blocks)
+        encoder, cosine = _encoder(given.blocks, given.rebuild, not given.no_compile)
+    rows = [
+        Row("linear layers of at most 256 rows: packed / as stored, in the mean", 1.0, layers, "x"),
+        Row("encoder, 5 shapes: packed / as stored, in the mean", 1.0, encoder, "x"),
+        Row("encoder: least cosine beside float32", 0.9998, cosine, at_least=True),
+        Row("seconds that packing adds to a load, a GB of weights", 0.25, _load(given.rebuild), "s"),
+    ]
+    report(rows, given.json)
+
+
+def _layers(blocks: int) -> float:
+    lines, found = [], []
+    for width, out in LAYERS:
+        line = []
+        for rows in ROWS:
+            times = _medians(_linear(rows, width, out), blocks)
+            ratio = times["packed"] / times["stored"]
+            line.append(f"{ratio:.2f}")
+            found += [ratio] if rows <= 256 else []
+        lines.append([f"{width} to {out}", *line])
+    print("packed / as stored, by rows\n" + table(["layer", *map(str, ROWS)], lines) + "\n")
+    return statistics.geometric_mean(found)
+
+
+def _linear(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
+    """Calls that write into planned memory, as a program has them: a product with an out variant, and a product that
+    allocates and is copied."""
+    count = max(2, TOGETHER // (width * out * 2))
+    weights = [torch.randn(out, width).bfloat16() for _ in range(count)]
+    x, bias, result = (
+        torch.randn(rows, width).bfloat16(),
+        torch.randn(out).bfloat16(),
+        torch.empty(rows, out).bfloat16(),
+    )
+    packed = [OnednnWeight(weight).linear(x, bias) for weight in weights]
+
+    def as_stored() -> None:
+        for weight in weights:
+            torch.addmm(bias, x, weight.t(), out=result)
+
+    def as_packed() -> None:
+        for call in packed:
+            result.copy_(call())
+
+    return {"stored": as_stored, "packed": as_packed}
+
+
+def _encoder(blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:
+    """The mean ratio of calls with packed weights to those without, and the least cosine of an embedding beside that of
+    the float32 original."""
+    recipe = _recipe()
+    path = _artifact(recipe, rebuild)
+    original, exact = load_model(job_of(parse_recipe(recipe))), load_model(job_of(read_recipe("recipes/minilm.yaml")))
+    peers: dict[str, Callable] = {"packed": aotair.load(path), "stored": aotair.load(path, pack_weights=False)}
+    peers["eager"] = original
+    if compiled:
+        peers["torch.compile"] = torch.compile(original, dynamic=False, options={"freezing": True})
+    entry, lines, ratios, cosines = job_of(parse_recipe(recipe)).entries[0], [], [], []
+    for batch, seq in SHAPES:
+        inputs = random_inputs(entry, {"batch": batch, "seq": seq}, 1)
+        inputs["attention_mask"][:, 0] = 1  # no sentence is empty
+        times = _medians({what: functools.partial(model, **inputs) for what, model in peers.items()}, blocks)
+        cosine = torch.nn.functional.cosine_similarity(peers["packed"](**inputs).float(), exact(**inputs), dim=-1)
+        cosines.append(float(cosine.min()))
+        ratios.append(times["packed"] / times["stored"])
+        lines.append([f"{batch}, {seq}", *(f"{one * 1e3:.2f}" for one in times.values()), f"{ratios[-1]:.2f}"])
+    print("milliseconds of a call\n" + table(["batch, seq", *times, "packed / stored"], lines) + "\n")
+    return statistics.geometric_mean(ratios), min(cosines)
+
+
+def _recipe() -> dict[str, object]:
+    return {
+        **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
+        "name": "minilm_bf16",
+        "model": {"factory": "recipes.minilm:build", "dtype": "bfloat16"},
+        "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
+        "verify": {"atol": 0.05, "rtol": 0.05},
+    }
+
+
+def _artifact(recipe: dict[str, object], rebuild: bool) -> Path:
+    out = BUILD / f"{recipe['name']}.aotair"
+    if rebuild or not out.exists():
+        print(f"building {out} …", flush=True)
+        aotair.build(recipe, out)
+    return out
+
+
+class _Deep(torch.nn.Module):
+    """Half a GB of linear layers in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def _load(rebuild: bool) -> float:
+    """Seconds for a GB: the median of differences between loads that pack and loads that do not."""
+    out = BUILD / "half_a_gb.aotair"
+    if rebuild or not out.exists():
+        print(f"building {out} …", flush=True)
+        x = {"shape": [1, 4096], "dtype": "bfloat16"}
+        aotair.build(model=_Deep().bfloat16(), out=out, inputs={"x": x}, verify={"atol": 0.05, "rtol": 0.05})
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(7):
+        for pack, seconds in found.items():
+            start = time.perf_counter()
+            with aotair.load(out, pack_weights=pack) as model:
+                seconds.append(time.perf_counter() - start)
+            nbytes = model.promise.items[0].nbytes
+    both = statistics.median(found[True]), statistics.median(found[False])
+    print(f"a load of {nbytes / 1e9:.2f} GB: {both[0]:.2f} s packed, {both[1]:.2f} s as stored\n")
+    return max(0.0, both[0] - both[1]) / (nbytes / 1e9)
+
+
+def _medians(calls: dict[str, Callable[[], object]], blocks: int) -> dict[str, float]:
+    """Seconds a call, each the median over blocks of at least 5 ms; the first round warms up."""
+    found: dict[str, list[float]] = {what: [] for what in calls}
+    for number in range(blocks + 1):
+        for what, call in calls.items():
+            call()
+            start, count = time.perf_counter(), 0
+            while count == 0 or time.perf_counter() - start < 0.005:
+                call()
+                count += 1
+            if number:
+                found[what].append((time.perf_counter() - start) / count)
+    return {what: statistics.median(times) for what, times in found.items()}
+
+
+if __name__ == "__main__":
+    main()

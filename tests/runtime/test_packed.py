@@ -1,0 +1,229 @@
+"""Weights packed for the processor: made at load, read by linear layers alone, and made again for other weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import aotair
+from aotair_runtime.capture.bind import Memory, bind
+from aotair_runtime.devices import onednn, open_device
+from aotair_runtime.errors import MalformedError, WeightsError
+from aotair_runtime.format import codec
+from aotair_runtime.format.packed import packed_constants
+from aotair_runtime.format.rules import check_program
+from aotair_runtime.format.schema import Form, Program, Space
+
+BF16 = torch.bfloat16
+packing = pytest.mark.skipif(not onednn.packs(BF16), reason="oneDNN has no bfloat16 products on this processor")
+
+
+class Layers(torch.nn.Module):
+    """Linear layers of all kinds, over a weight that is tied, one that is computed, and one that is normed too."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 64, bias=False)
+        self.tied = torch.nn.Linear(64, 96)
+        self.tied.weight = self.up.weight
+        self.scale = torch.nn.Parameter(torch.rand(64))
+        self.to(BF16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.relu(self.up(x)) + self.tied(x)
+        computed = self.down.weight.abs() * self.scale.unsqueeze(1)
+        return self.down(wide) + torch.nn.functional.linear(wide, computed) + self.up.weight.sum()
+
+
+def built(path: Path, model: torch.nn.Module, **parts) -> Path:
+    x = {"shape": ["n", 3, 64], "dtype": "bfloat16", "pad": "any"}
+    verify = {"atol": 0.1, "rtol": 0.1}
+    return aotair.build(model=model, out=path, inputs={"x": x}, buckets={"n": [2, 300]}, verify=verify, **parts)
+
+
+X = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 64).to(BF16)
+
+
+def answer(model) -> bytes:
+    return model(X).view(torch.int16).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("packed") / "m.aotair", Layers(0))
+
+
+def test_few_rows_read_packed_weights_and_many_do_not(path: Path):
+    program = codec.parse((path / "program.msgpack").read_bytes(), "x")
+    few, many = program.entry_points[0].buckets
+    assert [item.space for item in few.tensors].count(Space.PACKED) == 3  # a tied weight once
+    assert not any(item.space == Space.PACKED for item in many.tensors)
+    names = [program.constants[number].name for number in packed_constants(program)]
+    assert [name.partition(":")[0] for name in names] == ["up.weight", "down.weight", "scale"]
+
+
+def test_a_packed_weight_gives_what_the_plain_one_gives(path: Path):
+    with aotair.load(path) as packed, aotair.load(path, pack_weights=False) as plain:
+        assert not plain._resident.packed and not promised(plain)
+        with torch.no_grad():
+            want = Layers(0)(X)
+        torch.testing.assert_close(packed(X), want, atol=0.05, rtol=0.05)
+        torch.testing.assert_close(plain(X), want, atol=0.05, rtol=0.05)
+
+
+@packing
+def test_packed_weights_are_made_at_load_and_promised_to_the_byte(path: Path):
+    with aotair.load(path) as model:
+        held = sum(one.nbytes for one in model._resident.packed.values())
+        assert len(model._resident.packed) == 3 and held == promised(model) > 0
+        (there,) = [c for c in model.memory().categories if c.name == "weights packed for the processor"]
+        assert there.promised == there.reserved == there.used == held
+        assert "weights packed for the processor" in str(model.promise)
+
+
+def promised(model) -> int:
+    return next(item.nbytes for item in model.promise.items if item.name == "weights packed for the processor")
+
+
+def test_a_recipe_may_leave_weights_as_they_are(tmp_path: Path):
+    plain = built(tmp_path / "m.aotair", Layers(0), target={"pack_weights": False})
+    program = codec.parse((plain / "program.msgpack").read_bytes(), "x")
+    assert not packed_constants(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_of_other_dtypes_stay_as_they_are(tmp_path: Path, dtype):
+    x = {"input": {"shape": [2, 64], "dtype": str(dtype).removeprefix("torch.")}}
+    made = aotair.build(model=torch.nn.Linear(64, 4).to(dtype), out=tmp_path / "m.aotair", inputs=x,
+                        verify={"atol": 1e-2, "rtol": 1e-2})  # fmt: skip
+    assert not packed_constants(codec.parse((made / "program.msgpack").read_bytes(), "x"))
+
+
+def test_a_node_whose_processor_has_no_such_form_reads_them_as_they_are(path: Path, monkeypatch):
+    with aotair.load(path, pack_weights=False) as plain:
+        want = answer(plain)
+    monkeypatch.setattr(onednn, "_has_kernels", lambda: False)
+    onednn.packed_bytes.cache_clear()
+    with aotair.load(path) as model:
+        assert not model._resident.packed and not promised(model) and answer(model) == want
+    onednn.packed_bytes.cache_clear()
+
+
+# ---- other weights -------------------------------------------------------------------------------------------------
+
+
+@packing
+def test_other_weights_are_packed_again_at_the_same_addresses(path: Path, tmp_path: Path):
+    with aotair.load(path) as model:
+        first, captures = answer(model), model.stats().captures
+        addresses = {n: torch.ops.mkldnn.data_ptr(one._packed) for n, one in model._resident.packed.items()}
+        for seed in (1, 2):
+            safetensors.torch.save_model(Layers(seed), str(tmp_path / "w.safetensors"))
+            model.load_weights(tmp_path / "w.safetensors")
+            with aotair.load(built(tmp_path / f"{seed}.aotair", Layers(seed))) as fresh:
+                assert answer(model) == answer(fresh) != first
+        assert {n: torch.ops.mkldnn.data_ptr(one._packed) for n, one in model._resident.packed.items()} == addresses
+        assert model.stats().captures == captures
+        model.load_weights(path)
+        assert answer(model) == first
+
+
+@packing
+def test_what_cannot_be_packed_again_leaves_the_old_weights(path: Path, tmp_path: Path, monkeypatch):
+    safetensors.torch.save_model(Layers(1), str(tmp_path / "w.safetensors"))
+    with aotair.load(path) as model:
+        before, calls, fill = answer(model), iter(range(99)), onednn.OnednnWeight.fill
+
+        def broken(self, weight):
+            if next(calls) == 1:
+                raise RuntimeError("planted")
+            fill(self, weight)
+
+        monkeypatch.setattr(onednn.OnednnWeight, "fill", broken)
+        with pytest.raises(RuntimeError, match="planted"):
+            model.load_weights(tmp_path / "w.safetensors")
+        assert answer(model) == before
+
+
+@packing
+def test_weights_that_give_nan_leave_the_old_ones(path: Path, tmp_path: Path):
+    spoilt = Layers(1)
+    spoilt.up.weight.data[0, 0] = float("nan")
+    safetensors.torch.save_model(spoilt, str(tmp_path / "w.safetensors"))
+    with aotair.load(path) as model:
+        before = answer(model)
+        with pytest.raises(WeightsError, match="NaN"):
+            model.load_weights(tmp_path / "w.safetensors")
+        assert answer(model) == before
+
+
+# ---- hostile programs ----------------------------------------------------------------------------------------------
+
+
+def number_of(program: Program) -> tuple[int, int]:
+    """The first tensor of the first bucket that is a packed constant, and the instruction that reads it."""
+    bucket = program.entry_points[0].buckets[0]
+    tensor = next(n for n, item in enumerate(bucket.tensors) if item.space == Space.PACKED)
+    code = [n for n in bucket.code if program.ops[program.instructions[n].op].name == "aten::linear"]
+    return tensor, code[0]
+
+
+def with_placement(program: Program, **changes) -> Program:
+    entry = program.entry_points[0]
+    bucket, (number, _) = entry.buckets[0], number_of(program)
+    tensors = (*bucket.tensors[:number], replace(bucket.tensors[number], **changes), *bucket.tensors[number + 1 :])
+    buckets = (replace(bucket, tensors=tensors), *entry.buckets[1:])
+    return replace(program, entry_points=(replace(entry, buckets=buckets),))
+
+
+def with_instruction(program: Program, change) -> Program:
+    _, number = number_of(program)
+    made = change(program, program.instructions[number])
+    instructions = (*program.instructions[:number], made, *program.instructions[number + 1 :])
+    return replace(program, instructions=instructions)
+
+
+def other_op(program: Program, item):
+    return replace(item, op=next(n for n, op in enumerate(program.ops) if op.name != "aten::linear"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: with_placement(p, offset=2),
+        lambda p: with_placement(p, index=999),
+        lambda p: with_placement(p, layout=0),
+        lambda p: with_instruction(p, other_op),
+        lambda p: with_instruction(p, lambda _, item: replace(item, form=int(Form.OUT))),
+        lambda p: with_instruction(p, lambda _, item: replace(item, form=int(Form.EFFECT))),
+        lambda p: with_instruction(p, lambda _, item: replace(item, args=(item.args[1], *item.args[1:]))),
+        lambda p: with_instruction(p, lambda _, item: replace(item, args=(item.args[0], (item.args[1],)))),
+        lambda p: with_instruction(p, lambda _, item: replace(item, kwargs=(("weight", item.args[1]),))),
+        lambda p: with_instruction(p, lambda p, item: replace(item, outs=(number_of(p)[0],))),
+    ],
+)
+def test_a_packed_weight_elsewhere_is_refused(path: Path, change):
+    program = codec.parse((path / "program.msgpack").read_bytes(), "x")
+    check_program(program, "x")
+    with pytest.raises(MalformedError):
+        check_program(change(program), "x")
+
+
+@packing
+@pytest.mark.parametrize("place", [0, 2])
+def test_arguments_that_do_not_fit_a_packed_weight_are_refused(path: Path, place: int):
+    """oneDNN's kernel would read beyond them."""
+    with aotair.load(path) as model:
+        program, bucket = model.program, model.program.entry_points[0].buckets[0]
+        item = program.instructions[number_of(program)[1]]
+        wrong = item.outs[0]  # (2, 3, 96), where x is (2, 3, 64) and the bias (96,)
+        args = tuple(replace(arg, index=wrong) if at == place else arg for at, arg in enumerate(item.args))
+        changed = with_instruction(program, lambda _, item: replace(item, args=args))
+        graphs = model.entry_points["forward"].graphs
+        here = graphs.resident
+        memory = Memory(graphs.pools[0].space, here.constants, here.states, {}, {}, here.packed)
+        with pytest.raises(MalformedError, match="do not fit"):
+            bind(changed, bucket, memory, graphs.parts.ops, open_device("cpu").torch_device, "x")
