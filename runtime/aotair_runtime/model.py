@@ -21,7 +21,8 @@ from .format.packed import packed_constants
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
-from .memory.promise import Promise, Terms, fresh_bytes, promise
+from .memory.promise import Promise, Terms, promise
+from .memory.sizes import fresh_bytes
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .weights.adapted import Base, adapted, read_base, without_adapter

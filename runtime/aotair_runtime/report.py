@@ -68,7 +68,8 @@ class MemoryReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [[c.name, c.promised, c.reserved, c.used] for c in self.categories]
+        shown = [c for c in self.categories if c.used or c.name != PACKED]
+        rows = [[c.name, c.promised, c.reserved, c.used] for c in shown]
         rows.append(["in all", *(sum(column) for column in list(zip(*rows))[1:])])
         head = table(["memory", "promised", "reserved", "used"], [[n, *(f"{v:,}" for v in rest)] for n, *rest in rows])
         body = table(
@@ -134,10 +135,10 @@ def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entri
     extra = sum(b.reserved for b in taken) - sum(arenas)
     categories = (
         Category("weights", promised["weights"], weights.reserved, weights.allocated),
-        Category(PACKED, promised[PACKED], packed, packed),
         Category("state", promised["state"], state.reserved, state.allocated),
         Category("arena", promised["arena"], sum(arenas), sum(arenas)),
         Category("beside the arena", promised[FRESH] + promised[WORKSPACE], extra, beside),
+        Category(PACKED, promised[PACKED], packed, packed),
     )
     return MemoryReport(
         sum(tensor.nbytes for tensor in resident.constants),

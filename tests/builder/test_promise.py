@@ -19,7 +19,8 @@ from aotair.recipe.recipe import TargetPart
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices.allocators import ALLOCATORS
 from aotair_runtime.errors import MemoryBudgetError
-from aotair_runtime.memory.promise import Terms, fresh_bytes, promise
+from aotair_runtime.memory.promise import Terms, promise
+from aotair_runtime.memory.sizes import fresh_bytes
 
 GIB = 1 << 30
 

@@ -15,6 +15,8 @@ from ..format.sizes import describe
 from ..format.text import table
 from ..format.torch_names import dtype
 from ..format.written import written_arguments, written_names
+from .reload import reload_bytes
+from .sizes import fresh_bytes, tensor_bytes
 
 FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
 PACKED = "weights packed for the processor"
@@ -69,11 +71,12 @@ class Need:
 @dataclass(frozen=True)
 class Promise:
     """What a load takes in bytes, by purpose; and for a while, once the rest is there, what it takes to warm up and to
-    set inputs aside."""
+    set inputs aside. `reload`: what `load_weights` takes of the host's memory."""
 
     kind: str
     items: tuple[Item, ...]
     needs: tuple[Need, ...]
+    reload: int = 0
 
     @property
     def warm_up(self) -> int:
@@ -111,6 +114,7 @@ class Promise:
             rows.append(["for a while, to warm up", self.warm_up, ALLOCATORS[self.kind].reserved(self.warm_up)])
         if self.aside:
             rows.append(["for a while, inputs set aside", self.aside, ALLOCATORS[self.kind].reserved(self.aside)])
+        rows.append(["on the host, to load other weights", self.reload, self.reload])
         cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
         return table(["memory", "promised", "reserved at most"], cells)
 
@@ -151,15 +155,16 @@ def promise(program: Program, terms: Terms) -> Promise:
     fresh = [need.fresh for need in needs] if apart else [max(need.fresh for need in needs)]
     items = (
         Item("weights", weights, allocator.reserved(weights)),
-        Item(PACKED, *2 * (_packed(program, terms),)),
         Item("state", state, allocator.reserved(state)),
         Item("arena", sum(arenas), sum(allocator.reserved(nbytes) for nbytes in arenas)),
         Item(FRESH, sum(fresh), sum(allocator.reserved(nbytes) for nbytes in fresh)),
         Item(WORKSPACE, *2 * (program.reserve.workspace * streams,)),
         Item("outputs kept by the caller, one call's", outputs, allocator.reserved(outputs)),
+        Item(PACKED, *2 * (_packed(program, terms),)),
         Item("reserve for the device", *2 * (program.reserve.device,)),
     )
-    return Promise(terms.kind, items, needs)
+    mapped = terms.kind == "cpu"
+    return Promise(terms.kind, items, needs, reload_bytes(program, mapped, functools.partial(_packed_bytes, terms)))
 
 
 def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None:
@@ -199,7 +204,7 @@ def _needs(program: Program, allocator: Allocator) -> Iterator[Need]:
             fresh, height = fresh_bytes(bucket), _round_up(bucket.height, program.alignment)
             copies = [n for n, offset in zip(bucket.inputs, bucket.input_offsets) if offset >= 0]
             inputs = [program.layouts[bucket.tensors[n].layout] for n in copies]
-            outputs = [_layout_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs]
+            outputs = [tensor_bytes(program.layouts[bucket.tensors[n].layout]) for n in bucket.outputs]
             warm_up, aside = _warm_up(program, bucket) if allocator.warms_up else 0, _together(allocator, inputs)
             yield Need(
                 entry.name,
@@ -208,7 +213,7 @@ def _needs(program: Program, allocator: Allocator) -> Iterator[Need]:
                 bucket.lower_bound,
                 fresh,
                 allocator.reserved(height) + allocator.reserved(fresh),
-                sum(map(_layout_bytes, inputs)),
+                sum(map(tensor_bytes, inputs)),
                 sum(outputs),
                 sum(nbytes for nbytes, item in zip(outputs, entry.outputs) if item.clone),
                 warm_up,
@@ -217,23 +222,19 @@ def _needs(program: Program, allocator: Allocator) -> Iterator[Need]:
             )
 
 
-def fresh_bytes(bucket: Bucket) -> int:
-    """What a bucket's instructions allocate beside the arena: on each stream one at a time."""
-    streams = {item.stream for item in bucket.fresh}
-    return sum(max(item.nbytes for item in bucket.fresh if item.stream == stream) for stream in streams)
-
-
 def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> int:
     """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
-    return sum(_round_up(_layout_bytes(constant), allocator.block) for constant in constants)
+    return sum(_round_up(tensor_bytes(constant), allocator.block) for constant in constants)
 
 
 def _packed(program: Program, terms: Terms) -> int:
     """What packed constants take beside those in the file."""
-    if terms.kind != "cpu" or not terms.pack_weights:
-        return 0
-    constants = (program.constants[number] for number in packed_constants(program))
-    return sum(packed_bytes(constant.shape, dtype(constant.dtype)) for constant in constants)
+    return sum(_packed_bytes(terms, program.constants[number]) for number in packed_constants(program))
+
+
+def _packed_bytes(terms: Terms, constant: Constant) -> int:
+    packs = terms.kind == "cpu" and terms.pack_weights
+    return packed_bytes(constant.shape, dtype(constant.dtype)) if packs else 0
 
 
 def _warm_up(program: Program, bucket: Bucket) -> int:
@@ -251,9 +252,9 @@ def _written_bytes(program: Program, bucket: Bucket, item: Instruction) -> int:
     found = 0
     for space, index in {(bucket.tensors[n].space, bucket.tensors[n].index) for n in numbers}:
         if space == Space.STATE:
-            found += _layout_bytes(program.constants[program.state[index].constant])
+            found += tensor_bytes(program.constants[program.state[index].constant])
         elif space == Space.CALLER:
-            found += _layout_bytes(program.layouts[bucket.tensors[bucket.inputs[index]].layout])
+            found += tensor_bytes(program.layouts[bucket.tensors[bucket.inputs[index]].layout])
     return found
 
 
@@ -264,13 +265,6 @@ def _written(schema: str) -> tuple[torch.FunctionSchema, list[str]]:
     except RuntimeError as error:
         raise MalformedError("the schema of an op is none", where=schema) from error
     return parsed, written_names(parsed)
-
-
-def _layout_bytes(item: Constant | Layout) -> int:
-    total = dtype(item.dtype).itemsize
-    for size in item.shape:
-        total *= size
-    return total
 
 
 def _round_up(size: int, step: int) -> int:
