@@ -15,6 +15,7 @@ from ..errors import ModelError
 from ..recipe.entry import EntryJob
 from ..recipe.job import Job
 from .aliases import refuse_layouts
+from .checkpoints.replace import refuse_wrong_values, replace_quantised
 from .tied_names import names_of
 
 
@@ -37,7 +38,10 @@ def load_model(job: Job) -> torch.nn.Module:
     if job.model.dtype is not None:
         model.to(dtype(job.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
     if job.model.weights is not None:
-        _load_weights(model, job.folder / job.model.weights)
+        checkpoint = _opened(job.folder / job.model.weights)
+        replace_quantised(model, checkpoint, job.target)
+        _load_weights(model, checkpoint)
+        refuse_wrong_values(model, checkpoint)
     model.eval().requires_grad_(False)
     for one in job.entries:
         _check_inputs(model, one)
@@ -93,14 +97,17 @@ def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
             )
 
 
-def _load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Load the recipe's checkpoint over the model's tensors, one shard at a time, mapped."""
+def _opened(path: Path) -> Checkpoint:
     try:
-        checkpoint = open_checkpoint(path)
+        return open_checkpoint(path)
     except WeightsError as error:
         raise ModelError(
             f"model.weights: {error.what}", where=error.where, expected=error.expected, got=error.got, fix=error.fix
         ) from error
+
+
+def _load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint over the model's tensors, one shard at a time, mapped."""
     _check_tensors(model, checkpoint)
     missing: set[str] | None = None
     unexpected: list[str] = []

@@ -204,9 +204,10 @@ def _fitting(
     weight is square, `flag`, which is one for all layers. Raises WeightsError where they do not fit the weight."""
     a, b = (file.tensors[factors[which]] for which in "AB")
     kind = dtype(weight.dtype)
-    if not (a.dtype.is_floating_point and b.dtype.is_floating_point and kind.is_floating_point):
+    if not all(one.is_floating_point and one.itemsize > 1 for one in (a.dtype, b.dtype, kind)):  # of 8 bits: quantised
         raise WeightsError(
-            f"the adapter's factors of {module}, or its weight, are no floating-point numbers", where=str(file.path)
+            f"the adapter's factors of {module}, or its weight, are no floating-point numbers of 16 bits or more",
+            where=str(file.path),
         )
     if len(a.shape) == len(b.shape) == len(weight.shape) == 2 and a.shape[0] == b.shape[1] > 0:
         product = (b.shape[0], a.shape[1])
