@@ -31,7 +31,8 @@ class QuantizedWeight:
         wide = self.rows.float().unflatten(1, (self.scale.shape[1], -1))
         if self.zero is not None:
             wide = wide - self.zero.float().unsqueeze(2)
-        return (wide * self.scale.float().unsqueeze(2)).flatten(1).to(dtype)
+        whole: Tensor = wide * self.scale.float().unsqueeze(2)
+        return whole.flatten(1).to(dtype)
 
 
 def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target) -> Tensor:
@@ -71,7 +72,7 @@ def unfit_for_npu(out: int, width: int, bits: int, group: int, dtype: torch.dtyp
 def _packed_for_npu(columns: Tensor) -> Tensor:
     """(in, out) int4 as int32 (in, out / 8), the first of eight in the lowest bits. As ops over the weight, because
     torch_npu's own packing runs on a device alone."""
-    eights = columns.to(torch.int32).unflatten(1, (-1, 8)) & 15
+    eights: Tensor = columns.to(torch.int32).unflatten(1, (-1, 8)) & 15
     return (eights << torch.arange(0, 32, 4, dtype=torch.int32)).sum(2, dtype=torch.int32)
 
 

@@ -8,10 +8,12 @@ import aotair
 from aotair.builder import build_with_summary
 from aotair.errors import ModelError, RecipeError
 from aotair.model.load import load_model
-from aotair.model.quantize import Int8Linear, quantize
+from aotair.model.quantize import quantize
+from aotair.model.quantized_layers import Int8Linear
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener
+from aotair.target.target import Target
 
 BLOCK = recipe(
     "QuantBlock",
@@ -34,7 +36,7 @@ def test_a_layer_in_int8_is_near_the_layer(dtype, bias):
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 48, bias=bias).to(dtype).requires_grad_(False)
     x = torch.randn(3, 5, 64).to(dtype)
-    got, want = Int8Linear(linear)(x), linear(x)
+    got, want = Int8Linear(linear, Target("npu"))(x), linear(x)
     assert got.dtype == dtype and got.shape == want.shape
     assert (got.float() - want.float()).norm() < 0.02 * want.float().norm()
     assert not torch.equal(got, want)
@@ -43,13 +45,13 @@ def test_a_layer_in_int8_is_near_the_layer(dtype, bias):
 def test_a_row_of_zeros_is_none_of_nan():
     linear = torch.nn.Linear(8, 4).half().requires_grad_(False)
     linear.weight[1] = 0
-    assert torch.equal(Int8Linear(linear)(torch.zeros(2, 8).half()), linear.bias.expand(2, 4))
+    assert torch.equal(Int8Linear(linear, Target("npu"))(torch.zeros(2, 8).half()), linear.bias.expand(2, 4))
 
 
 def test_a_build_reports_what_it_did_and_fuses_the_pairs(tmp_path):
     summary = build_with_summary(BLOCK, tmp_path / "x.aotair", Listener())
-    assert summary.quantised["linears"] == 3, "two that share a norm, and the last; not lm_head"
-    assert 0 < summary.quantised["relative_error"] < 0.05
+    assert summary.quantised.linears == 3, "two that share a norm, and the last; not lm_head"
+    assert 0 < summary.quantised.relative_error < 0.05
     assert summary.rewrites["lift_rms_norm"] == 2 and summary.rewrites["lift_add_rms_norm"] == 1
     assert summary.rewrites["add_rms_norm_dynamic_quant"] == 1, "the norm that feeds quantised layers only"
     assert summary.misses["add_rms_norm_dynamic_quant"] >= 1

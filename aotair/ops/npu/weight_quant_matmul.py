@@ -18,7 +18,7 @@ _PACKED = 8  # int4 in an int32
 def pack_int4(weight: Tensor) -> Tensor:
     """Whole numbers from -8 to 7, (rows, columns), as int32 (rows, columns / 8): eight neighbours, the first in the
     lowest four bits."""
-    eights = weight.to(torch.int32).unflatten(1, (-1, _PACKED))
+    eights: Tensor = weight.to(torch.int32).unflatten(1, (-1, _PACKED))
     packed = eights[..., 0] & 15
     for number in range(1, _PACKED):
         packed = packed | ((eights[..., number] & 15) << (4 * number))
