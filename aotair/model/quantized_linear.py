@@ -82,7 +82,7 @@ def int8_activations(
     """`x @ weight.T + bias` in the dtype of x, whose products are those of int8 with int8, summed exactly.
 
     weight: int8 with one scale for each row, float32, and no zero. scale: (1,) float32, that of all activations
-    (`round(x / scale)` within -127 … 127), or None: each token brings its own, its largest absolute value over 127.
+    (`round(x / scale)` within -128 … 127), or None: each token brings its own, its largest absolute value over 127.
     """
     width = weight.rows.shape[1]
     product = _npu_product if target.kind == "npu" else _product
@@ -113,7 +113,7 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Ta
         by_token = (wide.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         scaled = _int_mm((wide / by_token).round().to(torch.int8), weight.rows, target) * by_token
     else:
-        whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
+        whole = (wide / scale).round().clamp(-128, 127).to(torch.int8)
         scaled, by_row = _int_mm(whole, weight.rows, target), by_row * scale
     result = scaled * by_row if bias is None else scaled * by_row + bias.float()
     return result.to(x.dtype)
@@ -121,9 +121,11 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Ta
 
 def _int_mm(tokens: Tensor, rows: Tensor, target: Target) -> Tensor:
     """`tokens @ rows.T` of int8 as int32. The rows stay as they lie: on the CPU their turned copy is 2 to 5 times as
-    slow. CUDA's kernel takes more than 16 tokens, and multiples of 8 of the other two sizes."""
+    slow. There torch's kernel is wrong for rows of one number; that of CUDA takes more than 16 tokens, and multiples of
+    8 of the other two sizes."""
     if target.kind != "cuda":
-        return torch._int_mm(tokens, rows.t())
+        one = (0, 1 if rows.shape[1] == 1 else 0)
+        return torch._int_mm(pad(tokens, one), pad(rows, one).t()) if one[1] else torch._int_mm(tokens, rows.t())
     out, width = rows.shape
     product = torch._int_mm(pad(tokens, (0, -width % 8, 0, 16)), pad(rows, (0, -width % 8, 0, -out % 8)).t())
     return product[: tokens.shape[0], :out]
