@@ -2,6 +2,7 @@
 choice."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -38,15 +39,20 @@ class Calibration:
 
 def calibration_of(job: Job) -> Calibration:
     """Those of `quantize.calibration`, for the last entry point (of a language model, the step that is called most), or
-    random inputs of the smallest bucket for each."""
+    random inputs of the smallest and of the largest bucket for each."""
     assert job.quantize is not None
     name, last = job.quantize.calibration, job.entries[-1]
     if name is None:
-        sizes = [(one, dict(zip(one.dims(), one.bucket_sizes()[0]))) for one in job.entries]
-        return Calibration(tuple((one, (random_inputs(one, at, 0),)) for one, at in sizes), "random inputs")
+        return Calibration(tuple((one, tuple(_random(one))) for one in job.entries), "random inputs")
     found = _called(name, last, job) if ":" in name else _read(name, last)
     given = tuple(found)
     return Calibration(((last, given),), f"{len(given)} of {name}")
+
+
+def _random(entry: EntryJob) -> Iterator[Inputs]:
+    sizes = entry.bucket_sizes()
+    for bucket in dict.fromkeys((sizes[0], max(sizes, key=math.prod))):
+        yield random_inputs(entry, dict(zip(entry.dims(), bucket)), 0)
 
 
 def _read(name: str, entry: EntryJob) -> Iterator[Inputs]:
