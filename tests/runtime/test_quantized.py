@@ -42,10 +42,11 @@ def test_a_device_answers_like_the_layers_of_floats(node: Node, tmp_path, scheme
         )
         safetensors.torch.save_file(two.state_dict(), tmp_path / "two.safetensors")
     with aotair.load(path, device=node.kind, enable_output_clone=True) as model:
-        for original in (one, two):
+        # A static scale is that of the first model's activations.
+        for original, near in ((one, NEAR[scheme]), (two, 0.2)):
             for rows in (3, 1):
                 with torch.device("cpu"):
                     want = original(x[:rows]).float()
                 got = model(x[:rows].to(node.device)).cpu().float()
-                assert 0 < (got - want).norm() < NEAR[scheme] * want.norm()
+                assert 0 < (got - want).norm() < near * want.norm()
             model.load_weights(tmp_path / "two.safetensors")
