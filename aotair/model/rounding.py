@@ -11,8 +11,8 @@ def rounded(weight: Tensor, bits: int, group: int | None = None, kind: torch.dty
     """A weight (out, in) in groups of so many neighbours of a row, or whole rows: the scale of each is its largest
     absolute value over 127 (8 bits) or 7 (4 bits), rounded to the dtype `kind`; numbers are rounded to the nearest."""
     most = 2 ** (bits - 1) - 1
-    wide = weight.float().unflatten(1, (-1, group or weight.shape[1]))
-    scale = (wide.abs().amax(2) / most).to(kind)
+    wide: Tensor = weight.float() if group is None else weight.float().reshape(-1, group)  # a line for each group
+    scale = (wide.abs().amax(1, keepdim=True) / most).to(kind)
     steps = scale.float()
-    rows = wide / torch.where(steps == 0, 1.0, steps).unsqueeze(2)
-    return QuantizedWeight(rows.round().clamp(-most, most).to(torch.int8).flatten(1), scale, None, bits)
+    rows = (wide / torch.where(steps == 0, 1.0, steps)).round().clamp(-most, most).to(torch.int8)
+    return QuantizedWeight(rows.view(weight.shape), scale.view(len(weight), -1), None, bits)

@@ -113,6 +113,13 @@ def test_a_weight_that_npus_have_no_kernel_for_is_one_of_floats(bits, group, out
     close(WeightOnlyLinear(linear, NPU, bits, group)(x), plus(want, linear), dtype)
 
 
+def test_a_weight_may_lie_turned():
+    turned = torch.randn(64, 8).t()
+    for group in (None, 32):
+        got = rounded(turned, 8, group).dequantized(torch.float64)
+        torch.testing.assert_close(got, groups_by_hand(turned, 8, group or 64, torch.float32), atol=1e-6, rtol=1e-6)
+
+
 def test_int4_lies_in_int32_with_the_first_of_eight_lowest():
     numbers = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [-8, -7, -6, -5, -4, -3, -2, -1]])
     assert [f"{value & 0xFFFFFFFF:08x}" for value in pack_int4(numbers).flatten().tolist()] == ["76543210", "fedcba98"]
@@ -219,7 +226,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "target", "dtype", "scheme"), CASES, ids=str)
+@pytest.mark.parametrize(("kind", "target", "dtype", "scheme"), CASES, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_an_artifact_takes_a_checkpoint_of_floats(tmp_path, kind, target, dtype, scheme):
     one, two, x = (
         kind(1, dtype),
