@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from .model.arguments import in_signatures_order
 from .model.hidden_state import refuse_hidden_state
 from .model.histories import Beginning
 from .model.load import load_model
-from .model.quantize import Quantised, quantize
+from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
 from .pack import lay_down, pack, written_aside
 from .passes import pipeline
@@ -42,7 +42,7 @@ from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import page
 from .reuse import built_like
-from .summary import Bisection, Listener, Summary
+from .summary import Bisection, Listener, Quantised, Summary
 
 
 def build(
@@ -252,7 +252,7 @@ class _Line:
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            program = pack(proved, page(proved.program, counts, built.pictures), folder)
+            program = pack(proved, page(proved.program, counts, built.pictures, self.quantised), folder)
         with self.clock.stage("check"):
             _check_written(folder, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)
@@ -273,7 +273,7 @@ class _Line:
             padding_runs=sum(len(proof.padding) for proof in proofs),
             seconds=self.clock.seconds,
             rewrites=self.observer.rewrites(),
-            quantised=None if self.quantised is None else asdict(self.quantised),
+            quantised=self.quantised,
             misses={name: left for name, (_, left) in counts.items() if left},
             graphs=[one.why for one in self.exported if one.why],
             memory=promised(program).peak,

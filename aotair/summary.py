@@ -14,9 +14,25 @@ class Listener:
 
 
 @dataclass(frozen=True)
+class Quantised:
+    """How many linear layers became `scheme`, and how far that moved what they and the model answer to the inputs of
+    `source`: for each layer, the worst first, the norm of the differences over the norm of its answers, where it is
+    called; of the model's outputs the largest difference, the largest norm of differences over the norm of an output,
+    and the smallest cosine."""
+
+    scheme: str
+    linears: int
+    source: str
+    layers: dict[str, float]
+    max_abs_error: float
+    relative_error: float
+    cosine: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
-    how many near matches each fusion rule left alone; `quantised`: what `quantize.Quantised` holds, or None; `graphs`:
+    how many near matches each fusion rule left alone; `quantised`: how far that moved the answers, or None; `graphs`:
     for each further graph of an entry point, why those before do not serve its buckets; `memory`: the most that a load
     takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each namespace of ops
     that the program uses and nodes have to allow, the package that a node has to import."""
@@ -33,7 +49,7 @@ class Summary:
     seconds: dict[str, float]
     rewrites: dict[str, int]
     misses: dict[str, int]
-    quantised: dict[str, object] | None
+    quantised: Quantised | None
     graphs: list[str]
     memory: int
     budget: int | float | None

@@ -114,7 +114,7 @@ def _distances(name: str, layers: int, unfused: nn.Module, path: Path) -> _Far:
 def _int8(name: str, layers: int) -> Iterator[Row]:
     built, _ = _built(name, "int8", layers, **INT8)
     fused = built.summary.rewrites[PAIR]
-    error = f"relative error of int8 {built.summary.quantised['relative_error']:.3f}"
+    error = f"relative error of int8 {built.summary.quantised.relative_error:.3f}"
     yield Row(
         f"{name}, int8: norms fused with their quantisation", _pairs(name, layers), fused, "", error, at_least=True
     )

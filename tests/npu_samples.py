@@ -219,7 +219,26 @@ def latent_caches() -> Iterator[tuple]:
             yield name, tuple(tensor(shape, torch.bfloat16) for shape in shapes), kwargs
 
 
-GROUPS = norms, quantised, others, caches, attention, quantised_products, grouped_products, latent_caches
+def quantised_weights() -> Iterator[tuple]:
+    """A weight of int8, also turned, or of int4 in int32; scales for all, for each column, or for groups of rows."""
+    name = "npu_weight_quant_batchmatmul"
+    for dtype, (m, k, n) in itertools.product(HALVES, ((3, 64, 16), (1, 96, 8), (5, 128, 64))):
+        x = tensor((m, k), dtype)
+        bias = tensor((n,), torch.float16 if dtype == torch.float16 else torch.float32)
+        packed = torch.randint(-(2**31), 2**31, (k, n // 8), dtype=torch.int32)
+        for weight in (int8(k, n), int8(n, k).t(), packed):
+            for shape in ((1,), (1, 1), (n,), (1, n)):
+                yield name, (x, weight, tensor(shape, dtype)), {}
+                yield name, (x, weight, tensor(shape, dtype), tensor(shape, dtype)), {"bias": bias}
+            groups = {"antiquant_group_size": 32}
+            yield name, (x, weight, tensor((k // 32, n), dtype)), groups
+            yield name, (x, weight, tensor((k // 32, n), dtype), tensor((k // 32, n), dtype)), groups | {"bias": bias}
+
+
+GROUPS = (
+    *(norms, quantised, others, caches, attention),
+    *(quantised_products, quantised_weights, grouped_products, latent_caches),
+)
 
 
 def samples() -> Iterator[tuple[str, tuple, dict]]:

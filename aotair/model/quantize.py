@@ -1,107 +1,132 @@
-"""Linear layers in int8, as the recipe's `quantize` asks: per-token dynamic activations, per-channel weights."""
+"""Linear layers over whole numbers, as the recipe's `quantize` asks: which are replaced, and how far that moves what
+the model answers."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from aotair_runtime.artifact.checkpoint import some
+
 from ..errors import ModelError
-from ..recipe.entry import EntryJob
 from ..recipe.job import Job
-from ..recipe.recipe import QuantizePart
-from .reference import Original
-from .samples import random_inputs
+from ..summary import Quantised
+from .calibration import Calibration, Errors, Largest, calibration_of, watched
+from .quantized_layers import quantized
+from .quantized_linear import unfit_for_npu
 
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-class Int8Linear(nn.Module):
-    """`x @ weight.T + bias` with int8 weights, and int8 activations that bring a scale for each token.
-
-    weight: (out, in) float16 or bfloat16, bias: (out,) or None, those of the linear layer; the result has the dtype of
-    x. A call rounds the weights: whoever builds the graph computes that once, and again for other weights.
-    """
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        rounded, by_channel = int8_rows(self.weight)
-        tokens, scale = torch.ops.npu.npu_dynamic_quant(x)
-        result: Tensor = torch.ops.npu.npu_quant_matmul(
-            tokens.view(-1, tokens.shape[-1]),
-            rounded.t().contiguous(),
-            by_channel,
-            pertoken_scale=scale.view(-1),
-            bias=None if self.bias is None else self.bias.float(),
-            output_dtype=x.dtype,
-        )
-        return result.view(*x.shape[:-1], result.shape[-1])
-
-
-def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a weight (out, in) as int8 of the same shape, and the float32 scale (out,) of each: the largest
-    absolute value of the row over 127."""
-    wide = weight.float()
-    scale = wide.abs().amax(1) / 127
-    rows = wide / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
-    return rows.round().clamp(-127, 127).to(torch.int8), scale
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """How many linear layers became int8, and how far that moved the outputs: the largest difference, and the largest
-    norm of a difference over the norm of its output, on random inputs of the smallest bucket."""
-
-    linears: int
-    max_abs_error: float
-    relative_error: float
 
 
 def quantize(model: nn.Module, job: Job) -> Quantised | None:
     """Replace the linear layers of `model` that the recipe names, in place; nothing where it names none.
 
-    Raises ModelError where none fits.
+    Raises ModelError where none fits, where one has no kernel, or where a static scale is asked for a layer that no
+    call reaches.
     """
     if job.quantize is None:
         return None
-    entry = job.entries[-1]  # of a language model, the step that is called most
-    inputs = random_inputs(entry, dict(zip(entry.dims(), entry.bucket_sizes()[0])), 0)
-    before = _answers(model, entry, inputs)
-    found = list(_chosen(model, job.quantize))
+    names = _chosen(model, job)
+    layers = {group[0]: model.get_submodule(group[0]) for group in names}
+    linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    _refuse_unfit(linears, job)
+    calibration = calibration_of(job)
+    largest = _largest(model, linears, calibration, job)
+    forms = {name: quantized(linear, job.quantize, job.target, largest.get(name)) for name, linear in linears.items()}
+    errors = Errors(forms)
+    with torch.no_grad(), watched(linears, errors):
+        before = calibration.answers(model)
+    for first, *others in names:
+        for name in (first, *others):
+            model.set_submodule(name, forms[first])
+    model.eval().requires_grad_(False)
+    moved = _distance(before, calibration.answers(model))
+    return Quantised(job.quantize.linear, len(forms), calibration.source, errors.relative(), *moved)
+
+
+def _chosen(model: nn.Module, job: Job) -> list[list[str]]:
+    """The layers to replace, each by all names that the model has for it."""
+    assert job.quantize is not None
+    named: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) is nn.Linear and name and module.weight.dtype in _dtypes(job):
+            named.setdefault(id(module), []).append(name)
+    skip = job.quantize.skip
+    found = [
+        names for names in named.values() if not any(fnmatchcase(name, pattern) for name in names for pattern in skip)
+    ]
     if not found:
+        kinds = " or ".join(str(kind).removeprefix("torch.") for kind in _dtypes(job))
         raise ModelError(
             "quantize: no linear layer fits",
             where=job.where,
-            expected="an nn.Linear of float16 or bfloat16 that no pattern of quantize.skip names",
-            got=f"skip: {job.quantize.skip}",
-            fix="set model.dtype to float16 or bfloat16, or remove quantize",
+            expected=f"an nn.Linear of {kinds} that no pattern of quantize.skip names",
+            got=f"skip: {skip}",
+            fix=f"set model.dtype to {kinds}, or remove quantize",
         )
-    for name, linear in found:
-        model.set_submodule(name, Int8Linear(linear))
-    model.eval().requires_grad_(False)
-    return Quantised(len(found), *_distance(before, _answers(model, entry, inputs)))
+    return found
 
 
-def _chosen(model: nn.Module, part: QuantizePart) -> Iterator[tuple[str, nn.Linear]]:
-    for name, module in model.named_modules():
-        skipped = any(fnmatchcase(name, pattern) for pattern in part.skip)
-        if type(module) is nn.Linear and name and not skipped and module.weight.dtype in _HALVES:
-            yield name, module
+def _dtypes(job: Job) -> tuple[torch.dtype, ...]:
+    return _HALVES if job.target.kind == "npu" else (*_HALVES, torch.float32)
 
 
-def _answers(model: nn.Module, job: EntryJob, inputs: dict[str, Tensor]) -> list[Tensor]:
-    original = Original(model, job)
-    answers = original({name: tensor.clone() for name, tensor in inputs.items()})
-    original.reset()
-    return [answer.double() for answer in answers if answer.dtype.is_floating_point]
+def _refuse_unfit(linears: Mapping[str, nn.Linear], job: Job) -> None:
+    assert job.quantize is not None
+    if wrong := list(_unfit(linears, job)):
+        raise ModelError(
+            f"quantize: layers that {job.quantize.linear} has no kernel for",
+            where=job.where,
+            got=some(wrong),
+            fix="name them in quantize.skip, or choose another quantize.group_size",
+        )
 
 
-def _distance(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
-    pairs = [(a, b - a) for a, b in zip(before, after, strict=True) if a.numel()]
-    largest = max((away.abs().max().item() for _, away in pairs), default=0.0)
-    relative = max((away.norm().item() / max(a.norm().item(), 1e-30) for a, away in pairs), default=0.0)
-    return largest, relative
+def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
+    part = job.quantize
+    assert part is not None
+    for name, linear in linears.items():
+        out, width = linear.weight.shape
+        group = part.group or width
+        if width % group:
+            yield f"{name} ({width} inputs, no multiple of group_size {group})"
+        elif part.linear.endswith("weight_only") and (
+            why := unfit_for_npu(out, width, part.bits, group, linear.weight.dtype)
+        ):
+            yield f"{name} ({why})"
+
+
+def _largest(
+    model: nn.Module, linears: Mapping[str, nn.Linear], calibration: Calibration, job: Job
+) -> Mapping[str, float]:
+    """With static scales, the largest absolute value of each layer's inputs."""
+    assert job.quantize is not None
+    if job.quantize.linear != "int8_static":
+        return {}
+    largest = Largest()
+    with watched(linears, largest):
+        calibration.answers(model)
+    if missing := [name for name in linears if name not in largest.found]:
+        raise ModelError(
+            "quantize: int8_static needs calls of every layer, and the calibration makes none of some",
+            where=job.where,
+            expected=f"inputs that reach them; these were {calibration.source}",
+            got=some(missing),
+            fix="name them in quantize.skip, or inputs that reach them in quantize.calibration",
+        )
+    return largest.found
+
+
+def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float, float, float]:
+    """The largest difference, the largest relative one, and the smallest cosine."""
+    pairs = [(a, b) for a, b in zip(before, after, strict=True) if a.numel()]
+    largest = max(((b - a).abs().max().item() for a, b in pairs), default=0.0)
+    relative = max(((b - a).norm().item() / max(a.norm().item(), 1e-30) for a, b in pairs), default=0.0)
+    cosine = min((_cosine(a, b) for a, b in pairs), default=1.0)
+    return largest, relative, cosine
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    norms = a.norm().item() * b.norm().item()
+    return (a * b).sum().item() / norms if norms else float(torch.equal(a, b))

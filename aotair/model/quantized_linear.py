@@ -4,8 +4,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from ..target.target import Target
+
+_npu = torch.ops.npu
+_HALVES = (torch.float16, torch.bfloat16)
+_NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,101 @@ class QuantizedWeight:
         wide = self.rows.float().unflatten(1, (self.scale.shape[1], -1))
         if self.zero is not None:
             wide = wide - self.zero.float().unsqueeze(2)
-        whole: Tensor = (wide * self.scale.float().unsqueeze(2)).flatten(1)
-        return whole.to(dtype)
+        whole: Tensor = wide * self.scale.float().unsqueeze(2)
+        return whole.flatten(1).to(dtype)
 
 
 def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target) -> Tensor:
-    """`x @ weight.T + bias` in the dtype of x; only the weight is quantised."""
-    return torch.nn.functional.linear(x, weight.dequantized(x.dtype), bias)
+    """`x @ weight.T + bias` in the dtype of x; only the weight is quantised.
+
+    By the target's kernel where it has one for such a weight (`unfit_for_npu`), else over the weight in the dtype of x.
+    """
+    out, width = weight.rows.shape
+    if target.kind != "npu" or unfit_for_npu(out, width, weight.bits, width // weight.scale.shape[1], x.dtype):
+        return linear(x, weight.dequantized(x.dtype), bias)
+    groups = weight.scale.shape[1] > 1
+    factors = [None if part is None else part.to(x.dtype) for part in (weight.scale, weight.zero)]
+    scale, zero = (None if part is None else part.t().contiguous() if groups else part.view(-1) for part in factors)
+    result: Tensor = _npu.npu_weight_quant_batchmatmul(
+        x.reshape(-1, width),
+        _packed_for_npu(weight.rows.t()) if weight.bits == 4 else weight.rows.t(),
+        scale,
+        None if zero is None else -zero,
+        bias=None if bias is None else bias.float() if x.dtype == torch.bfloat16 else bias,
+        antiquant_group_size=width // weight.scale.shape[1] if groups else 0,
+    )
+    return result.view(*x.shape[:-1], out)
+
+
+def unfit_for_npu(out: int, width: int, bits: int, group: int, dtype: torch.dtype) -> str:
+    """Why NPUs have no kernel for a weight (out, width) in groups of so many neighbours beside activations of `dtype`;
+    empty where they have."""
+    if dtype not in _HALVES:
+        return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
+    if max(out, width) > _NPU_MOST:
+        return f"more than {_NPU_MOST} rows or columns"
+    if group != width and group % 32:
+        return f"groups of {group}, not of a multiple of 32"
+    return f"{out} rows of int4, not a multiple of 8" if bits == 4 and out % 8 else ""
+
+
+def _packed_for_npu(columns: Tensor) -> Tensor:
+    """(in, out) int4 as int32 (in, out / 8), the first of eight in the lowest bits. As ops over the weight, because
+    torch_npu's own packing runs on a device alone."""
+    eights: Tensor = columns.to(torch.int32).unflatten(1, (-1, 8)) & 15
+    return (eights << torch.arange(0, 32, 4, dtype=torch.int32)).sum(2, dtype=torch.int32)
+
+
+def int8_activations(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target, scale: Tensor | None = None
+) -> Tensor:
+    """`x @ weight.T + bias` in the dtype of x, whose products are those of int8 with int8, summed exactly.
+
+    weight: int8 with one scale for each row, float32, and no zero. scale: (1,) float32, that of all activations
+    (`round(x / scale)` within -128 … 127), or None: each token brings its own, its largest absolute value over 127.
+    """
+    width = weight.rows.shape[1]
+    product = _npu_product if target.kind == "npu" else _product
+    result = product(x.reshape(-1, width), weight, bias, target, scale)
+    return result.view(*x.shape[:-1], weight.rows.shape[0])
+
+
+def _npu_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, _: Target, scale: Tensor | None) -> Tensor:
+    if scale is None:
+        tokens, by_token = _npu.npu_dynamic_quant(x)
+    else:
+        tokens = _npu.npu_quantize(x, scale, None, torch.qint8, -1)
+        by_token = scale.expand(x.shape[0]).contiguous()
+    result: Tensor = _npu.npu_quant_matmul(
+        tokens,
+        weight.rows.t().contiguous(),
+        weight.scale.view(-1),
+        pertoken_scale=by_token,
+        bias=None if bias is None else bias.float(),
+        output_dtype=x.dtype,
+    )
+    return result
+
+
+def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target, scale: Tensor | None) -> Tensor:
+    wide, by_row = x.float(), weight.scale.view(-1)
+    if scale is None:
+        by_token = (wide.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        scaled = _int_mm((wide / by_token).round().to(torch.int8), weight.rows, target) * by_token
+    else:
+        whole = (wide / scale).round().clamp(-128, 127).to(torch.int8)
+        scaled, by_row = _int_mm(whole, weight.rows, target), by_row * scale
+    result = scaled * by_row if bias is None else scaled * by_row + bias.float()
+    return result.to(x.dtype)
+
+
+def _int_mm(tokens: Tensor, rows: Tensor, target: Target) -> Tensor:
+    """`tokens @ rows.T` of int8 as int32. The rows stay as they lie: on the CPU their turned copy is 2 to 5 times as
+    slow. There torch's kernel is wrong for rows of one number; that of CUDA takes more than 16 tokens, and multiples of
+    8 of the other two sizes."""
+    if target.kind != "cuda":
+        one = (0, 1 if rows.shape[1] == 1 else 0)
+        return torch._int_mm(pad(tokens, one), pad(rows, one).t()) if one[1] else torch._int_mm(tokens, rows.t())
+    out, width = rows.shape
+    product = torch._int_mm(pad(tokens, (0, -width % 8, 0, 16)), pad(rows, (0, -width % 8, 0, -out % 8)).t())
+    return product[: tokens.shape[0], :out]

@@ -91,15 +91,15 @@ def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: 
     return whole
 
 
-def read_samples(job: EntryJob) -> Iterator[dict[str, torch.Tensor]]:
-    """The inputs in `verify.samples`, one call after the other; raises RecipeError."""
+def read_samples(job: EntryJob, field: str = "verify.samples") -> Iterator[dict[str, torch.Tensor]]:
+    """The inputs in its file of samples, one call after the other; raises RecipeError, about that `field`."""
     if job.samples is None:
         return
     file = job.folder / job.samples
     try:
         tensors = safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError) as error:
-        raise RecipeError(f"verify.samples: not readable: {error}", where=job.where, got=str(file)) from error
+        raise RecipeError(f"{field}: not readable: {error}", where=job.where, got=str(file)) from error
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for key in sorted(tensors):
         # Names of inputs may have dots themselves.
@@ -110,7 +110,7 @@ def read_samples(job: EntryJob) -> Iterator[dict[str, torch.Tensor]]:
     for sample, inputs in groups.items():
         if set(inputs) != set(job.inputs):
             raise RecipeError(
-                f"verify.samples: the sample {sample!r} does not hold the recipe's inputs",
+                f"{field}: the sample {sample!r} does not hold the recipe's inputs",
                 where=str(file),
                 expected=", ".join(job.inputs),
                 got=", ".join(sorted(inputs)),

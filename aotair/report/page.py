@@ -8,6 +8,7 @@ from aotair_runtime.format.schema import EntryPoint, Form, Program
 from aotair_runtime.format.sizes import describe, shape_text
 
 from ..plan.picture import Picture
+from ..summary import Quantised
 from . import arena
 
 _STYLE = """
@@ -28,9 +29,15 @@ _NAMED_EACH = 100  # and in each bucket at least
 Pictures = Mapping[tuple[str, tuple[int, ...]], Picture]  # by entry point and bucket
 
 
-def page(program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pictures) -> str:
-    """The whole page; the same for the same program. `fusions`: what each rule fused, and left alone."""
-    body = "\n".join(_sections(program, fusions, pictures))
+def page(
+    program: Program,
+    fusions: Mapping[str, tuple[int, int]],
+    pictures: Pictures,
+    quantised: Quantised | None = None,
+) -> str:
+    """The whole page; the same for the same program. `fusions`: what each rule fused, and left alone; `quantised`: what
+    `quantize` of the recipe did."""
+    body = "\n".join(_sections(program, fusions, pictures, quantised))
     title = html.escape(program.name)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} · aotair</title>'
@@ -38,7 +45,9 @@ def page(program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pic
     )
 
 
-def _sections(program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pictures) -> Iterator[str]:
+def _sections(
+    program: Program, fusions: Mapping[str, tuple[int, int]], pictures: Pictures, quantised: Quantised | None
+) -> Iterator[str]:
     need = program.requirements
     weights = sum(_nbytes(c.dtype, c.shape) for c in program.constants)
     yield (
@@ -57,6 +66,8 @@ def _sections(program: Program, fusions: Mapping[str, tuple[int, int]], pictures
     if program.prologue.parts:
         made = [[name, ", ".join(names)] for name, names in follows_from(program).items()]
         yield "<h2>Weights made of others</h2>" + _table(["tensor", "of"], made)
+    if quantised is not None:
+        yield "<h2>Quantised layers</h2>" + _quantised(quantised)
     if fusions:
         rows = [[name, done, left] for name, (done, left) in fusions.items()]
         yield "<h2>Fusion</h2>" + _table(["rule", "fused", "nearest misses (aotair explain says why)"], rows)
@@ -136,6 +147,15 @@ def _ops(program: Program) -> str:
         counts[name] = counts.get(name, 0) + 1
     rows = [[name, form, count] for (name, form), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return _table(["op", "results handed over by", "distinct instructions"], rows)
+
+
+def _quantised(made: Quantised) -> str:
+    rows = [[name, f"{error:.2e}"] for name, error in made.layers.items()]
+    return (
+        f"<p>{made.linears} linear layers in {html.escape(made.scheme)}, over {html.escape(made.source)}: what the "
+        f"model returns moves by {made.max_abs_error:.2e} at most and by {made.relative_error:.2e} of its norm, its "
+        f"cosine is {made.cosine:.6f}.</p>" + _table(["layer", "how far its own answers move, of their norm"], rows)
+    )
 
 
 class _Raw(str):

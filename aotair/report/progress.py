@@ -21,6 +21,7 @@ _SAYS = {
     "pack": "writing the artifact",
     "check": "replaying what was written",
 }
+_WORST = 5  # layers that the table names
 
 
 class Progress(Listener):
@@ -65,12 +66,16 @@ class Progress(Listener):
 
 
 def _quantised(summary: Summary) -> list[list[str]]:
-    if summary.quantised is None:
+    made = summary.quantised
+    if made is None:
         return []
+    worst = list(made.layers.items())[:_WORST]
     return [
-        ["linear layers in int8", f"{summary.quantised['linears']}"],
-        ["error of int8, largest", f"{summary.quantised['max_abs_error']:.2e}"],
-        ["error of int8, relative", f"{summary.quantised['relative_error']:.2e}"],
+        [f"linear layers in {made.scheme}", f"{made.linears}"],
+        [f"its error over {made.source}, largest", f"{made.max_abs_error:.2e}"],
+        ["its error, relative; cosine", f"{made.relative_error:.2e}; {made.cosine:.6f}"],
+        *([f"worst layers: {name}", f"{error:.2e}"] for name, error in worst),
+        *([["further layers", f"{len(made.layers) - _WORST}, in report.html"]] if len(made.layers) > _WORST else []),
     ]
 
 

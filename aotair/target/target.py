@@ -43,9 +43,15 @@ class Target:
         return self.kind == "npu"
 
     @property
-    def quantized_linear(self) -> bool:
-        """Whether its package has kernels of linears over int8."""
-        return self.kind == "npu"
+    def quantized_linear(self) -> tuple[str, ...]:
+        """What `quantize.linear` of a recipe may be: its package has kernels for these.
+
+        Torch's own kernels for a quantised weight alone do not fit an artifact. That of int4 on the CPU reads a layout
+        which depends on the processor. That of int8 takes memory at any address for aligned, reads beyond the end where
+        a row is no multiple of 16, and is slower than bfloat16 from 8 rows on. Those of CUDA pack on a device alone.
+        """
+        both = ("int8_dynamic", "int8_static")
+        return (*both, "int8_weight_only", "int4_weight_only") if self.kind == "npu" else both
 
     @property
     def workspace(self) -> int:

@@ -6,13 +6,27 @@ the name of the argument. Importing this package defines what is not defined yet
 """
 
 from ..registry import define_op
-from . import cache, fused_infer_attention, grouped_matmul, layout, lengths, matmul, mla, moe, norm, quant, quant_matmul
+from . import (
+    cache,
+    fused_infer_attention,
+    grouped_matmul,
+    layout,
+    lengths,
+    matmul,
+    mla,
+    moe,
+    norm,
+    quant,
+    quant_matmul,
+    weight_quant_matmul,
+)
 
 OPS = (
     *norm.OPS,
     *quant.OPS,
     *matmul.OPS,
     *quant_matmul.OPS,
+    *weight_quant_matmul.OPS,
     *grouped_matmul.OPS,
     *layout.OPS,
     *moe.OPS,

@@ -1,5 +1,7 @@
 """Whether this node has what an artifact needs; asked before its weights are read."""
 
+import functools
+
 import torch
 
 from ..devices import Device
@@ -15,6 +17,7 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
     need = program.requirements
     _at_least("torch", torch.__version__, need.torch_min, where)
     if device.is_host:
+        _exact_int8(program, where)
         return  # it runs any program that it has the ops for, slowly: the build's own proof does
     if device.kind != need.device:
         raise RequirementError(
@@ -34,6 +37,24 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
             expected=f"a device whose name begins with {need.soc}",
             fix="set target.soc in the recipe and build again",
         )
+
+
+def _exact_int8(program: Program, where: str) -> None:
+    if any(op.name.partition(".")[0] == "aten::_int_mm" for op in program.ops) and not _sums_int8_exactly():
+        raise RequirementError(
+            "this processor sums products of int8 in 16 bits, and what does not fit is cut off",
+            where=where,
+            expected="a processor with VNNI (AVX512_VNNI, AVX_VNNI), for quantize.linear: int8_dynamic and int8_static",
+            got=torch.backends.cpu.get_cpu_capability(),
+            fix="build without quantize, or for another node",
+        )
+
+
+@functools.cache
+def _sums_int8_exactly() -> bool:
+    """Tried, because torch's kernel for products of int8 says nothing where it saturates."""
+    most = torch.full((16, 64), 127, dtype=torch.int8, device="cpu")
+    return bool((torch._int_mm(most, most.t()) == 64 * 127 * 127).all())
 
 
 def _at_least(what: str, have: str, least: str, where: str) -> None:

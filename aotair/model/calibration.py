@@ -1,0 +1,118 @@
+"""What do linear layers see, and how far does their quantised form move what they answer? On inputs of the recipe's
+choice."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from ..errors import RecipeError
+from ..recipe.entry import EntryJob
+from ..recipe.imports import import_callable
+from ..recipe.job import Job
+from .reference import Original
+from .samples import random_inputs, read_samples
+
+Inputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calls of one entry point after the other. `source`: where they are from, for people."""
+
+    calls: tuple[tuple[EntryJob, tuple[Inputs, ...]], ...]
+    source: str
+
+    def answers(self, model: nn.Module) -> list[Tensor]:
+        """The tensors of floats that the model returns, call by call; its buffers are as they were."""
+        found = []
+        for entry, inputs in self.calls:
+            original = Original(model, entry)
+            for one in inputs:
+                given = {name: tensor.clone() for name, tensor in one.items()}
+                found += [answer.double() for answer in original(given) if answer.dtype.is_floating_point]
+            original.reset()
+        return found
+
+
+def calibration_of(job: Job) -> Calibration:
+    """Those of `quantize.calibration`, for the last entry point (of a language model, the step that is called most), or
+    random inputs of the smallest and of the largest bucket for each."""
+    assert job.quantize is not None
+    name, last = job.quantize.calibration, job.entries[-1]
+    if name is None:
+        return Calibration(tuple((one, tuple(_random(one))) for one in job.entries), "random inputs")
+    found = _called(name, last, job) if ":" in name else _read(name, last)
+    given = tuple(found)
+    return Calibration(((last, given),), f"{len(given)} of {name}")
+
+
+def _random(entry: EntryJob) -> Iterator[Inputs]:
+    sizes = entry.bucket_sizes()
+    for bucket in dict.fromkeys((sizes[0], max(sizes, key=math.prod))):
+        yield random_inputs(entry, dict(zip(entry.dims(), bucket)), 0)
+
+
+def _read(name: str, entry: EntryJob) -> Iterator[Inputs]:
+    return read_samples(replace(entry, samples=name), "quantize.calibration")
+
+
+def _called(name: str, entry: EntryJob, job: Job) -> Iterator[Inputs]:
+    function = import_callable(name, job.folder, job.where, "quantize.calibration")
+    found = function()
+    for number, inputs in enumerate(found if hasattr(found, "__iter__") else ()):
+        if not isinstance(inputs, dict) or set(inputs) != set(entry.inputs):
+            raise RecipeError(
+                f"quantize.calibration: {name} gives other inputs than the recipe's, as number {number}",
+                where=job.where,
+                expected=f"dicts of {', '.join(entry.inputs)}",
+                got=", ".join(sorted(map(str, inputs))) if isinstance(inputs, dict) else type(inputs).__name__,
+            )
+        yield inputs
+
+
+@contextlib.contextmanager
+def watched(layers: Mapping[str, nn.Linear], see: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
+    """Within, each call of a layer is shown: its name, its input and what it answers."""
+
+    def hook_of(name: str) -> Callable[..., None]:
+        return lambda _, args, kwargs, answer: see(name, args[0] if args else kwargs["input"], answer)
+
+    handles = [one.register_forward_hook(hook_of(name), with_kwargs=True) for name, one in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class Largest:
+    """The largest absolute value of each layer's inputs."""
+
+    found: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, name: str, x: Tensor, _: Tensor) -> None:
+        if x.numel():
+            self.found[name] = max(self.found.get(name, 0.0), x.abs().max().item())
+
+
+@dataclass
+class Errors:
+    """How far each layer's answers move: the norm of all differences over the norm of all answers."""
+
+    forms: Mapping[str, nn.Module]
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __call__(self, name: str, x: Tensor, answer: Tensor) -> None:
+        wide = answer.double()
+        away, whole = self.sums.get(name, (0.0, 0.0))
+        away += (self.forms[name](x).double() - wide).square().sum().item()
+        self.sums[name] = (away, whole + wide.square().sum().item())
+
+    def relative(self) -> dict[str, float]:
+        """By name, the worst first."""
+        found = {name: (away / max(whole, 1e-60)) ** 0.5 for name, (away, whole) in self.sums.items()}
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

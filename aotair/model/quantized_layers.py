@@ -1,0 +1,51 @@
+"""The modules that stand for linear layers, as the recipe's `quantize` asks.
+
+Each keeps the layer's own weight and bias, under their names, and computes on them: whoever builds the graph does that
+once, and again for other weights.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..recipe.recipe import QuantizePart
+from ..target.target import Target
+from .quantized_linear import int8_activations, weight_only
+from .rounding import rounded
+
+
+class Int8Linear(nn.Module):
+    """`x @ weight.T + bias` with int8 weights, a scale for each channel, and int8 activations.
+
+    The activations bring a scale for each token; where `largest` is given, the largest absolute value of a calibration,
+    all have the one of the buffer `input_scale`, which no checkpoint holds: it stays when other weights are loaded.
+    """
+
+    input_scale: Tensor | None
+
+    def __init__(self, linear: nn.Linear, target: Target, largest: float | None = None):
+        super().__init__()
+        self.weight, self.bias, self._target = linear.weight, linear.bias, target
+        scale = None if largest is None else torch.tensor([largest / 127 or 1.0], dtype=torch.float32)
+        self.register_buffer("input_scale", scale, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return int8_activations(x, rounded(self.weight, 8), self.bias, self._target, self.input_scale)
+
+
+class WeightOnlyLinear(nn.Module):
+    """`x @ weight.T + bias` with weights of 8 or 4 bits, and a scale for each group of neighbours or each row."""
+
+    def __init__(self, linear: nn.Linear, target: Target, bits: int, group: int | None):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self._target, self._bits, self._group = target, bits, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return weight_only(x, rounded(self.weight, self._bits, self._group, x.dtype), self.bias, self._target)
+
+
+def quantized(linear: nn.Linear, part: QuantizePart, target: Target, largest: float | None) -> nn.Module:
+    """What stands for a layer; `largest` is the largest absolute value of its inputs, with int8_static alone."""
+    if part.linear.endswith("weight_only"):
+        return WeightOnlyLinear(linear, target, part.bits, part.group)
+    return Int8Linear(linear, target, largest).eval()
