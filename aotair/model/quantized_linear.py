@@ -111,15 +111,15 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Ta
     wide, by_row = x.float(), weight.scale.view(-1)
     if scale is None:
         by_token = (wide.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        scaled = _int_mm((wide / by_token).round().to(torch.int8), weight.rows, target) * by_token
+        scaled = int8_sums((wide / by_token).round().to(torch.int8), weight.rows, target) * by_token
     else:
         whole = (wide / scale).round().clamp(-128, 127).to(torch.int8)
-        scaled, by_row = _int_mm(whole, weight.rows, target), by_row * scale
+        scaled, by_row = int8_sums(whole, weight.rows, target), by_row * scale
     result = scaled * by_row if bias is None else scaled * by_row + bias.float()
     return result.to(x.dtype)
 
 
-def _int_mm(tokens: Tensor, rows: Tensor, target: Target) -> Tensor:
+def int8_sums(tokens: Tensor, rows: Tensor, target: Target) -> Tensor:
     """`tokens @ rows.T` of int8 as int32. The rows stay as they lie: on the CPU their turned copy is 2 to 5 times as
     slow. There torch's kernel is wrong for rows of one number; that of CUDA takes more than 16 tokens, and multiples of
     8 of the other two sizes."""

@@ -33,6 +33,7 @@ from aotair.model.checkpoints.layer import StoredLinear
 from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
+from aotair.target.target import Target
 from aotair_runtime.errors import WeightsError
 
 # ---- compressed-tensors --------------------------------------------------------------------------------------------
@@ -87,7 +88,9 @@ def test_groups_of_inputs_in_any_order(tmp_path: Path):
     file = tmp_path / "w" / "model.safetensors"
     stored = tools.safetensors.torch.load_file(file)
     dense = modules(tmp_path / "w")
-    weights = {n: dense[n]._scheme.product(torch.eye(d), dense[n].stored(), None, None) for n, d in ((0, 64), (2, 96))}
+    weights = {
+        n: dense[n]._scheme.product(torch.eye(d), dense[n].stored(), None, Target("cpu")) for n, d in ((0, 64), (2, 96))
+    }
     for name, depth in (("0", 64), ("2", 96)):
         stored[f"{name}.weight_g_idx"] = (torch.arange(depth) // 32)[torch.randperm(depth)].to(torch.int32)
     tools.safetensors.torch.save_file(stored, file)
@@ -97,7 +100,7 @@ def test_groups_of_inputs_in_any_order(tmp_path: Path):
         groups_of, scale = stored[f"{n}.weight_g_idx"].long(), stored[f"{n}.weight_scale"]
         ordered = torch.arange(groups_of.numel()) // 32
         want = weight.t() / scale[:, ordered] * scale[:, groups_of]
-        got = model[n]._scheme.product(torch.eye(groups_of.numel()), model[n].stored(), None, None)
+        got = model[n]._scheme.product(torch.eye(groups_of.numel()), model[n].stored(), None, Target("cpu"))
         near(got.t(), want)
     aotair.load(aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair"))
 

@@ -1,4 +1,4 @@
-"""Products whose activations are quantised too: with the kernels of an NPU where it has them, else in floats.
+"""Products whose activations are quantised too: by kernels for int8 where the target has them, else in floats.
 
 In floats, activations are rounded to what the format can hold and multiplied as what that stands for: the numbers are
 the format's, and the time is that of floats.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...target.target import Target
-from ..quantized_linear import QuantizedWeight, weight_only
+from ..quantized_linear import QuantizedWeight, int8_sums, weight_only
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -48,11 +48,13 @@ def product(
     """`x @ weight.T + bias` in the dtype of x, with x quantised as `activations` say."""
     if activations is None:
         return weight_only(x, weight, bias, target)
-    if _has_kernels(x, weight, activations, target):
-        if fixed is None:
-            return _by_token(x, weight, bias)
-        return _by_fixed(x, weight, bias, fixed)
-    return weight_only(rounded(x, activations, fixed), weight, bias, target)
+    if not _is_int8(weight, activations):
+        return weight_only(rounded(x, activations, fixed), weight, bias, target)
+    if target.kind != "npu":
+        return _by_sums(x, weight, bias, activations, fixed, target)
+    if x.dtype not in _HALVES:
+        return weight_only(rounded(x, activations, fixed), weight, bias, target)
+    return _by_token(x, weight, bias) if fixed is None else _by_fixed(x, weight, bias, fixed)
 
 
 def float8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,14 +71,19 @@ def rounded(x: Tensor, activations: Activations, fixed: Fixed | None) -> Tensor:
     if activations.floating:
         held = (wide / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn).float()
     else:
-        most = 2.0 ** (activations.bits - 1) - 1
-        # A token's largest number is half a step beyond `most`: with one step more below zero, the last bit of a
-        # negative one would say which of two it becomes.
-        least = -most if activations.dynamic and activations.symmetric else -most - 1
-        held = wide / scale
-        held = held.round().clamp(least, most) if zero is None else (held + zero.float()).round().clamp(least, most)
+        held = _whole(wide, scale, zero, activations)
         held = held if zero is None else held - zero.float()
     return (held * scale).to(x.dtype).view(x.shape)
+
+
+def _whole(wide: Tensor, scale: Tensor, zero: Tensor | None, activations: Activations) -> Tensor:
+    """The whole numbers that activations become, zero point included, as float32."""
+    most = 2.0 ** (activations.bits - 1) - 1
+    # A token's largest number is half a step beyond `most`: with one step more below zero, the last bit of a negative
+    # one would say which of two it becomes.
+    least = -most if activations.dynamic and activations.symmetric else -most - 1
+    held = wide / scale
+    return (held if zero is None else held + zero.float()).round().clamp(least, most)
 
 
 def fixed_numbers(x: Tensor, fixed: Fixed) -> Tensor:
@@ -101,15 +108,35 @@ def _not_zero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, _LEAST_SCALE, scale)
 
 
-# ---- the kernels of an NPU -----------------------------------------------------------------------------------------
+# ---- the kernels for int8 ------------------------------------------------------------------------------------------
 
 
-def _has_kernels(x: Tensor, weight: QuantizedWeight, activations: Activations, target: Target) -> bool:
-    """Whether the target multiplies int8 by int8: rows of one scale and no zero point, and tokens that are quantised as
-    its kernel does that."""
+def _is_int8(weight: QuantizedWeight, activations: Activations) -> bool:
+    """Whether it is a product of int8 by int8: rows of one scale and no zero point, and tokens of one scale, static or
+    without a zero point."""
     plain = weight.zero is None and weight.scale.shape[1] == 1 and weight.bits == 8
     tokens = activations.bits == 8 and activations.group is None and (activations.symmetric or not activations.dynamic)
-    return target.quantized_linear and x.dtype in _HALVES and plain and tokens and not activations.floating
+    return plain and tokens and not activations.floating
+
+
+def _by_sums(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    activations: Activations,
+    fixed: Fixed | None,
+    target: Target,
+) -> Tensor:
+    """With a kernel that sums products of int8. A zero point leaves each sum too large by itself times the sum of the
+    row."""
+    wide = x.float().reshape(-1, x.shape[-1])
+    scale, zero = (fixed.scale.float().view(()), fixed.zero) if fixed is not None else _scales(wide, activations)
+    sums = int8_sums(_whole(wide, scale, zero, activations).to(torch.int8), weight.rows, target)
+    if zero is not None:
+        sums = sums - weight.rows.to(torch.int32).sum(1) * zero.to(torch.int32)
+    result = sums * scale * weight.scale.float().flatten()
+    result = result if bias is None else result + bias.float()
+    return result.to(x.dtype).view(*x.shape[:-1], weight.rows.shape[0])
 
 
 def _by_token(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...target.target import Target
-from ..quantized_linear import QuantizedWeight
+from ..quantized_linear import QuantizedWeight, int8_sums
 from .activations import Activations, Fixed, fixed_numbers, int8_product, product
 from .fields import Fields, read_fields
 from .folder import Folder
@@ -40,11 +40,11 @@ class _Static:
         scale, rows = _bits_as_float(stored["deq_scale"]), stored["weight"]
         if (offset := stored.get("weight_offset")) is not None:
             scale = where_all(offset == 0, scale)
-        if target.quantized_linear and x.dtype in _HALVES:
+        if target.kind == "npu" and x.dtype in _HALVES:
             return int8_product(x, fixed, rows, scale, stored["quant_bias"])
         tokens = fixed_numbers(x, fixed)  # quant_bias takes away what their offset adds, and holds the layer's bias
-        whole = torch.nn.functional.linear(tokens, rows.float()) + stored["quant_bias"].float()
-        return (whole * scale).to(x.dtype)
+        sums = int8_sums(tokens.to(torch.int8).view(-1, x.shape[-1]), rows, target) + stored["quant_bias"]
+        return (sums * scale).to(x.dtype).view(*x.shape[:-1], rows.shape[0])
 
     def fault(self, stored: Mapping[str, Tensor]) -> str:
         return _offset_fault(stored)
