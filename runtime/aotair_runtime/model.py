@@ -126,12 +126,12 @@ class Model:
             self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
-    def _packed(self, constants: Sequence[torch.Tensor]) -> dict[int, Packed]:
+    def _packed(self, constants: Sequence[torch.Tensor]) -> dict[tuple[int, str], Packed]:
         """The constants that instructions read packed, where the device has a form for them."""
         if not self._parts.settings.pack_weights:
             return {}
         device, wanted = self._parts.device, packed_constants(self.program)
-        return {n: made for n in wanted if (made := device.packed(constants[n])) is not None}
+        return {key: made for key in wanted if (made := device.packed(constants[key[0]], key[1])) is not None}
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)

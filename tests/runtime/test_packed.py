@@ -61,7 +61,7 @@ def test_few_rows_read_packed_weights_and_many_do_not(path: Path):
     few, many = program.entry_points[0].buckets
     assert [item.space for item in few.tensors].count(Space.PACKED) == 3  # a tied weight once
     assert not any(item.space == Space.PACKED for item in many.tensors)
-    names = [program.constants[number].name for number in packed_constants(program)]
+    names = [program.constants[number].name for number, _ in packed_constants(program)]
     assert [name.partition(":")[0] for name in names] == ["up.weight", "down.weight", "scale"]
 
 

@@ -9,7 +9,7 @@ import torch
 from ..devices import GraphSpace, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
-from ..format.packed import reads_packed
+from ..format.packed import PLACES, reads_packed
 from ..format.schema import (
     READ_ONLY,
     Arg,
@@ -35,14 +35,14 @@ from ..format.written import written_arguments, written_names
 @dataclass(frozen=True)
 class Memory:
     """The memory that programs address: the space with the arena, constants and states in the program's order, the
-    caller's tensors that are used in place, by their position among the inputs, and packed constants by number."""
+    caller's tensors that are used in place, by their position among the inputs, packed constants by number and op."""
 
     space: GraphSpace
     constants: Sequence[torch.Tensor]
     states: Sequence[torch.Tensor]
     in_place: Mapping[int, torch.Tensor]
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
-    packed: Mapping[int, Packed] = field(default_factory=dict)
+    packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,10 @@ class Tensors:
         """The weight of an instruction that reads a packed one, where the device has packed it."""
         if not reads_packed(instruction, self._bucket):
             return None
-        weight = instruction.args[1]
+        op = self._program.ops[instruction.op].name
+        weight = instruction.args[PLACES[op]]
         assert isinstance(weight, TensorArg)  # a rule of the format
-        return self._memory.packed.get(self._bucket.tensors[weight.index].index)
+        return self._memory.packed.get((self._bucket.tensors[weight.index].index, op))
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
@@ -206,8 +207,9 @@ def bound_call(
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
         packed = tensors.packed(instruction)
-        call = _linear(packed, args, kwargs, instruction) if packed else functools.partial(op, *args, **kwargs)
-        return _copying(call, targets)
+        if packed is None:
+            return _copying(functools.partial(op, *args, **kwargs), targets)
+        return _copying(_with_packed(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
         together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
         if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
@@ -220,19 +222,18 @@ def bound_call(
     return functools.partial(op, *args, **kwargs)
 
 
-def _linear(
-    packed: Packed, args: Sequence[object], kwargs: Mapping[str, object], instruction: Instruction
+def _with_packed(
+    packed: Packed,
+    op: torch._ops.OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    instruction: Instruction,
 ) -> Callable[[], torch.Tensor]:
-    """The linear layer (x, weight, bias) with its weight packed. Raises MalformedError where these do not fit: the
-    kernel of the device does not ask."""
-    x, weight, bias = (*args, kwargs.get("bias"))[:3]
-    assert isinstance(weight, torch.Tensor)  # a rule of the format
-    fits = isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1:] == weight.shape[1:] and x.dtype == weight.dtype
-    if bias is not None:
-        fits = fits and isinstance(bias, torch.Tensor) and bias.shape == weight.shape[:1] and bias.dtype == weight.dtype
-    if not fits or len(args) > 3 or kwargs.keys() - {"bias"}:
-        raise MalformedError("a linear layer's arguments do not fit its weight", where=instruction.node)
-    return packed.linear(x, bias)  # type: ignore[arg-type]  # it is known to fit
+    """The call of an op that reads a packed weight. Raises MalformedError where the arguments do not fit that."""
+    call = packed.call(op, args, kwargs)
+    if call is None:
+        raise MalformedError(f"the arguments of {op} do not fit its weight", where=instruction.node)
+    return call
 
 
 def _host_call(

@@ -35,12 +35,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Resident:
-    """The tensors of a loaded model that stay where they are, and its packed constants by number; none once it is
-    closed."""
+    """The tensors of a loaded model that stay where they are, and its packed constants by number and op; none once it
+    is closed."""
 
     constants: tuple[torch.Tensor, ...] = ()
     states: tuple[torch.Tensor, ...] = ()
-    packed: Mapping[int, Packed] = field(default_factory=dict)
+    packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
 
 
 @dataclass

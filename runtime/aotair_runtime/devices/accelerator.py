@@ -50,7 +50,7 @@ class Accelerator:
             part.copy_(tensor)
         return tuple(parts)
 
-    def packed(self, weight: torch.Tensor) -> Packed | None:
+    def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
         return None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:

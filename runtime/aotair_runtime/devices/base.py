@@ -1,6 +1,6 @@
 """What the runtime asks of a device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,15 +127,18 @@ class GraphSpace(Protocol):
 
 
 class Packed(Protocol):
-    """The weight of a linear layer in the form that a kernel of the device reads, at addresses that stay."""
+    """A weight in the form that a kernel of the device reads, at addresses that stay."""
 
     nbytes: int
 
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of another weight of the same shape."""
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-        """A call that gives `x @ weight.T + bias` in memory of its own."""
+    def call(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Callable[[], torch.Tensor] | None:
+        """What `op` gives for these arguments, with the packed weight in the place of the plain one, in memory of its
+        own; None where they do not fit the weight: kernels need not ask."""
 
 
 class Device(Protocol):
@@ -155,8 +158,8 @@ class Device(Protocol):
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Copies of tensors on this device, in one block."""
 
-    def packed(self, weight: torch.Tensor) -> Packed | None:
-        """The weight of a linear layer in a form that is read faster; None: it is best as it is."""
+    def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
+        """A weight in the form that the device's kernel of `op` reads fastest; None: it is best as it is."""
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         """What the allocator took for the memory of `tensors`, and what it reserves where they lie."""

@@ -71,7 +71,7 @@ class CPU:
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors)
 
-    def packed(self, weight: torch.Tensor) -> Packed | None:
+    def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
         return onednn.OnednnWeight(weight) if onednn.packs(weight.dtype) else None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:

@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -27,9 +27,21 @@ class OnednnWeight:
             )
         ctypes.memmove(_ops.data_ptr(self._packed), _ops.data_ptr(made._packed), self.nbytes)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-        """A call that gives `x @ weight.T + bias` for x (…, in), in memory of its own."""
+    def call(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Callable[[], torch.Tensor] | None:
+        x, _, bias = (*args, kwargs.get("bias"))[:3]
+        if len(args) > 3 or kwargs.keys() - {"bias"} or not _fit(x, self._packed, bias):
+            return None
         return functools.partial(_ops._linear_pointwise, x, self._packed, bias, "none", (), "")
+
+
+def _fit(x: object, weight: torch.Tensor, bias: object) -> bool:
+    """Whether the arguments of a linear layer are (…, in) and (out,) or None, of the weight's dtype."""
+    fits = isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1:] == weight.shape[1:] and x.dtype == weight.dtype
+    if bias is None:
+        return fits
+    return fits and isinstance(bias, torch.Tensor) and bias.shape == weight.shape[:1] and bias.dtype == weight.dtype
 
 
 def packs(kind: torch.dtype) -> bool:

@@ -8,14 +8,16 @@ from .schema import Arg, Bucket, Form, Instruction, Program, Space, TensorArg
 PLACES = {"aten::linear": 1}
 
 
-def packed_constants(program: Program) -> tuple[int, ...]:
-    """The numbers of the constants that some instruction reads packed, in order."""
-    found = {number for entry in program.entry_points for bucket in entry.buckets for number in _named(bucket)}
+def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
+    """The numbers of the constants that some instruction reads packed, each with the name of its op, in order."""
+    found: set[tuple[int, str]] = set()
+    for bucket in (bucket for entry in program.entry_points for bucket in entry.buckets):
+        for item in (program.instructions[number] for number in bucket.code):
+            if not item.is_event and reads_packed(item, bucket):
+                op = program.ops[item.op].name
+                (weight,) = tensor_numbers(item.args[PLACES[op] : PLACES[op] + 1])
+                found.add((bucket.tensors[weight].index, op))
     return tuple(sorted(found))
-
-
-def _named(bucket: Bucket) -> Iterator[int]:
-    return (item.index for item in bucket.tensors if item.space == Space.PACKED)
 
 
 def reads_packed(item: Instruction, bucket: Bucket) -> bool:

@@ -229,10 +229,10 @@ def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> i
 
 def _packed(program: Program, terms: Terms) -> int:
     """What packed constants take beside those in the file."""
-    return sum(_packed_bytes(terms, program.constants[number]) for number in packed_constants(program))
+    return sum(_packed_bytes(terms, program.constants[number], op) for number, op in packed_constants(program))
 
 
-def _packed_bytes(terms: Terms, constant: Constant) -> int:
+def _packed_bytes(terms: Terms, constant: Constant, op: str) -> int:
     packs = terms.kind == "cpu" and terms.pack_weights
     return packed_bytes(constant.shape, dtype(constant.dtype)) if packs else 0
 

@@ -8,18 +8,18 @@ from ..format.schema import Constant, Program
 from .sizes import fresh_bytes, tensor_bytes
 
 
-def reload_bytes(program: Program, mapped: bool, packed: Callable[[Constant], int]) -> int:
+def reload_bytes(program: Program, mapped: bool, packed: Callable[[Constant, str], int]) -> int:
     """The most that `load_weights` takes on the host, beside the checkpoint's file: copies of the old weights and
     states, and one weight at a time as it is read, made by the prologue, or packed.
 
     `mapped`: whether the model reads its weights from the file, so that other weights take pages of their own, which
-    stay. `packed` gives the bytes of a constant that is packed.
+    stay. `packed` gives the bytes of a constant that is packed for an op.
     """
     written = [constant for constant in program.constants if constant.kind != "fixed"]
     states = [program.constants[state.constant] for state in program.state]
     kept = sum(map(tensor_bytes, (*written, *states)))
     own = sum(map(tensor_bytes, written)) if mapped else 0
-    return kept + own + max([*map(tensor_bytes, written), *_parts(program), *map(packed, _packed(program))], default=0)
+    return kept + own + max([*map(tensor_bytes, written), *_parts(program), *_packed(program, packed)], default=0)
 
 
 def _parts(program: Program) -> list[int]:
@@ -34,5 +34,5 @@ def _parts(program: Program) -> list[int]:
     ]
 
 
-def _packed(program: Program) -> list[Constant]:
-    return [program.constants[number] for number in packed_constants(program)]
+def _packed(program: Program, packed: Callable[[Constant, str], int]) -> list[int]:
+    return [packed(program.constants[number], op) for number, op in packed_constants(program)]

@@ -78,8 +78,10 @@ def swap(model: Loaded, weights: Weights, resident: Resident) -> None:
 
 def _pack(resident: Resident, numbers: Sequence[int]) -> None:
     """Let what is packed follow the constants of these numbers."""
-    for number in resident.packed.keys() & set(numbers):
-        resident.packed[number].fill(resident.constants[number])
+    changed = set(numbers)
+    for (number, _), packed in resident.packed.items():
+        if number in changed:
+            packed.fill(resident.constants[number])
 
 
 def _put_back(
