@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.fx.node import Argument, Node, Target
 
-from ..graph.derived import is_constant
-from ..target.target import Target as Device
 from .graph_builder import GraphBuilder
+from .packed import packed_op
 
 _aten = torch.ops.aten
 Lowering = Callable[..., Node | None]
@@ -41,19 +40,13 @@ UNINITIALISED = frozenset(
 )
 
 
-def packs(target: Device, x: Node, weight: Node) -> bool:
-    """Whether a linear layer stays whole, and reads its weight as the node packs it: a constant, as it is stored."""
-    value, there = x.meta["val"], weight.meta["val"]
-    rows = math.prod(value.shape[:-1])
-    plain = is_constant(weight) and there.dim() == 2 and there.is_contiguous() and value.dtype == there.dtype
-    return bool(plain and rows and there.numel()) and target.packs_linear(there.dtype, rows)
-
-
 def _linear(build: GraphBuilder, x: Node, weight: Node, bias: Node | None = None) -> Node | None:
     """`x @ weight.T + bias` as one matrix product over the flattened rows of x (..., in); weight is (out, in)."""
     value = x.meta["val"]
-    if value.dim() < 2 or not value.is_contiguous() or not value.numel() or packs(build.target, x, weight):
+    if value.dim() < 2 or not value.is_contiguous() or not value.numel():
         return None
+    if packed_op(build.target, _aten.linear.default, (x, weight)) is not None:
+        return None  # it stays whole
     *lead, width = value.shape
     flat = x if len(lead) == 1 else build.call(_aten.view.default, x, [math.prod(lead), width])
     transposed = build.call(_aten.t.default, weight)

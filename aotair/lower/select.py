@@ -14,13 +14,13 @@ from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
-from ..graph.operand import operand
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
 from ..target.target import Target
 from . import slices
-from .lowerings import COPIES, FILLS, UNINITIALISED, packs
+from .lowerings import COPIES, FILLS, UNINITIALISED
+from .packed import packed_op
 
 _aten = torch.ops.aten
 
@@ -84,8 +84,8 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
         return Kernel(_aten.fill_.Scalar, Way.FILL)
     if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
-    if op is _aten.linear.default and packs(target, operand(node), operand(node, 1)):
-        return Kernel(op, Way.PACKED)
+    if (packed := packed_op(target, op, node.args)) is not None:
+        return Kernel(packed, Way.PACKED)
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(

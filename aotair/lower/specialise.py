@@ -15,11 +15,13 @@ from ..graph.derived import is_constant, mark_constant
 from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.user_line import source
+from ..ops import int4
 from ..target.out_variants import out_variant
 from ..target.target import Target
 from .bodies import NoBody, body
 from .graph_builder import GraphBuilder
 from .lowerings import COPIES, FILLS, LOWERINGS, UNINITIALISED
+from .packed import packed_op
 
 # What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
 # Every device copies, by a kernel that torch keeps for all of them.
@@ -95,6 +97,8 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return True
     target = nodes.target
+    if op is int4.OP:
+        return packed_op(target, op, given[0]) is not None
     if not nodes.names(op) or target.is_host:
         return nodes.names(op)
     if _READS & set(op.tags):

@@ -14,7 +14,7 @@ from ..recipe.job import Job
 from ..summary import Quantised
 from .calibration import Calibration, Errors, Largest, calibration_of, watched
 from .quantized_layers import quantized
-from .quantized_linear import unfit_for_npu
+from .quantized_linear import unfit_for_cpu, unfit_for_npu
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -69,7 +69,9 @@ def _chosen(model: nn.Module, job: Job) -> list[list[str]]:
 
 
 def _dtypes(job: Job) -> tuple[torch.dtype, ...]:
-    return _HALVES if job.target.kind == "npu" else (*_HALVES, torch.float32)
+    assert job.quantize is not None
+    halves = job.target.kind == "npu" or job.quantize.linear.endswith("weight_only")
+    return _HALVES if halves else (*_HALVES, torch.float32)
 
 
 def _refuse_unfit(linears: Mapping[str, nn.Linear], job: Job) -> None:
@@ -87,14 +89,19 @@ def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
     part = job.quantize
     assert part is not None
     for name, linear in linears.items():
-        out, width = linear.weight.shape
+        width = linear.weight.shape[1]
         group = part.group or width
         if width % group:
             yield f"{name} ({width} inputs, no multiple of group_size {group})"
-        elif part.linear.endswith("weight_only") and (
-            why := unfit_for_npu(out, width, part.bits, group, linear.weight.dtype)
-        ):
+        elif part.linear.endswith("weight_only") and (why := _why_unfit(linear.weight, part.bits, group, job)):
             yield f"{name} ({why})"
+
+
+def _why_unfit(weight: Tensor, bits: int, group: int, job: Job) -> str:
+    out, width = weight.shape
+    if job.target.kind == "npu":
+        return unfit_for_npu(out, width, bits, group, weight.dtype)
+    return unfit_for_cpu(out, bits, group, weight.dtype)
 
 
 def _largest(

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from ..ops import int4
 from ..target.target import Target
 
 _npu = torch.ops.npu
 _HALVES = (torch.float16, torch.bfloat16)
+_CPU_GROUPS = (32, 64, 128, 256)
 _NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
 
 
@@ -41,6 +43,9 @@ def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target:
     By the target's kernel where it has one for such a weight (`unfit_for_npu`), else over the weight in the dtype of x.
     """
     out, width = weight.rows.shape
+    if target.kind == "cpu" and not unfit_for_cpu(out, weight.bits, width // weight.scale.shape[1], x.dtype):
+        product = _int4_on_cpu(x.reshape(-1, width), weight).view(*x.shape[:-1], out)
+        return product if bias is None else product + bias
     if target.kind != "npu" or unfit_for_npu(out, width, weight.bits, width // weight.scale.shape[1], x.dtype):
         return linear(x, weight.dequantized(x.dtype), bias)
     groups = weight.scale.shape[1] > 1
@@ -55,6 +60,28 @@ def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target:
         antiquant_group_size=width // weight.scale.shape[1] if groups else 0,
     )
     return result.view(*x.shape[:-1], out)
+
+
+def unfit_for_cpu(out: int, bits: int, group: int, dtype: torch.dtype) -> str:
+    """Why CPUs have no kernel for a weight of so many rows in groups of so many neighbours beside activations of
+    `dtype`; empty where they have."""
+    if bits != 4:
+        return "weights of 8 bits"
+    if dtype not in _HALVES:
+        return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
+    if group not in _CPU_GROUPS:
+        return f"groups of {group}, not of {', '.join(map(str, _CPU_GROUPS))}"
+    return f"{out} rows, not a multiple of 16" if out % 16 else ""
+
+
+def _int4_on_cpu(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """`x @ weight.T` for x (n, in). Numbers are stored from 0 on, two in a byte."""
+    low, high = (weight.rows + 8).to(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
+    scale = weight.scale.to(x.dtype)
+    summand = torch.zeros_like(scale) if weight.zero is None else (-weight.zero.float() * scale.float()).to(x.dtype)
+    factors = torch.stack((scale.t(), summand.t()), dim=2).contiguous()
+    made: Tensor = int4.OP(x, low | (high << 4), weight.rows.shape[1] // weight.scale.shape[1], factors)
+    return made
 
 
 def unfit_for_npu(out: int, width: int, bits: int, group: int, dtype: torch.dtype) -> str:

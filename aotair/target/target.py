@@ -6,7 +6,7 @@ from importlib import resources
 
 import torch
 
-_MOST_ROWS_PACKED = 256
+_MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 32
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,12 @@ class Target:
         """Whether a linear layer over so many rows is faster where its weight is packed at load, and its result then
         copied to its place: measured by `benchmarks.packed`, for the CPUs that have bfloat16 products."""
         return self.packs and self.kind == "cpu" and weight == torch.bfloat16 and rows <= _MOST_ROWS_PACKED
+
+    def packs_int4(self, x: torch.dtype, rows: int) -> bool:
+        """Whether a product with a weight of four bits is faster by the kernel for it than over floats made of it:
+        measured by `benchmarks.packed`."""
+        halves = (torch.bfloat16, torch.float16)
+        return self.packs and self.kind == "cpu" and x in halves and rows <= _MOST_ROWS_INT4
 
     @property
     def sliced_calls(self) -> bool:
@@ -46,11 +52,12 @@ class Target:
     def quantized_linear(self) -> tuple[str, ...]:
         """What `quantize.linear` of a recipe may be: its package has kernels for these.
 
-        Torch's own kernels for a quantised weight alone do not fit an artifact. That of int4 on the CPU reads a layout
-        which depends on the processor. That of int8 takes memory at any address for aligned, reads beyond the end where
-        a row is no multiple of 16, and is slower than bfloat16 from 8 rows on. Those of CUDA pack on a device alone.
+        Torch's kernel for a weight alone in int8 takes memory at any address for aligned, reads beyond the end where a
+        row is no multiple of 16, and is slower than bfloat16 from 8 rows on. Those of CUDA pack on a device alone.
         """
         both = ("int8_dynamic", "int8_static")
+        if self.kind == "cpu":
+            return (*both, "int4_weight_only")
         return (*both, "int8_weight_only", "int4_weight_only") if self.kind == "npu" else both
 
     @property

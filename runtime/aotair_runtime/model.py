@@ -16,8 +16,8 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, Packed, open_device
-from .errors import ArgumentError, ClosedError, DeviceError
-from .format.packed import packed_constants
+from .errors import ArgumentError, ClosedError, DeviceError, MalformedError
+from .format.packed import NEEDED, packed_constants
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
@@ -66,7 +66,8 @@ def load(
     `memory_budget`: the most that the model may take, in bytes (int, "24GiB") or as a share of the device (0.9, "90%").
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
     `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
-    them (bfloat16 linear layers on the CPU): slower, and without a second copy of these weights in memory.
+    them (bfloat16 linear layers on the CPU): slower, and without a second copy of these weights in memory. Weights of
+    four bits are packed in any case.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
@@ -128,10 +129,18 @@ class Model:
 
     def _packed(self, constants: Sequence[torch.Tensor]) -> dict[tuple[int, str], Packed]:
         """The constants that instructions read packed, where the device has a form for them."""
-        if not self._parts.settings.pack_weights:
-            return {}
-        device, wanted = self._parts.device, packed_constants(self.program)
-        return {key: made for key in wanted if (made := device.packed(constants[key[0]], key[1])) is not None}
+        found = {}
+        for number, op in packed_constants(self.program):
+            if not self._parts.settings.pack_weights and op not in NEEDED:
+                continue
+            if (made := self._parts.device.packed(constants[number], op)) is not None:
+                found[number, op] = made
+            elif op in NEEDED:
+                raise MalformedError(
+                    f"{op} cannot read the constant {self.program.constants[number].name}",
+                    where=str(self.artifact.path),
+                )
+        return found
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)

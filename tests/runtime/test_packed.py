@@ -9,7 +9,7 @@ import torch
 
 import aotair
 from aotair_runtime.capture.bind import Memory, bind
-from aotair_runtime.devices import onednn, open_device
+from aotair_runtime.devices import int4, onednn, open_device
 from aotair_runtime.errors import MalformedError, WeightsError
 from aotair_runtime.format import codec
 from aotair_runtime.format.packed import packed_constants
@@ -158,6 +158,120 @@ def test_weights_that_give_nan_leave_the_old_ones(path: Path, tmp_path: Path):
         with pytest.raises(WeightsError, match="NaN"):
             model.load_weights(tmp_path / "w.safetensors")
         assert answer(model) == before
+
+
+# ---- weights of four bits ------------------------------------------------------------------------------------------
+
+
+def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """A weight as four bits hold it, from the definition: in groups, their largest absolute value over 7."""
+    groups = weight.float().view(len(weight), -1, group)
+    scale = (groups.abs().amax(2, keepdim=True) / 7).to(weight.dtype).float()
+    return ((groups / scale).round().clamp(-7, 7) * scale).view(weight.shape)
+
+
+class Small(torch.nn.Module):
+    def __init__(self, seed: int, dtype: torch.dtype):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32, bias=False)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+    def quantised(self, x: torch.Tensor) -> torch.Tensor:
+        """The same with the weights as four bits hold them, in float32."""
+        hidden = torch.relu(x.float() @ rounded(self.up.weight, 32).t() + self.up.bias.float())
+        return hidden @ rounded(self.down.weight, 32).t()
+
+
+def in_four_bits(path: Path, model: Small) -> Path:
+    x = {"shape": ["n", 3, 64], "dtype": str(model.up.weight.dtype).removeprefix("torch."), "pad": "any"}
+    part = {"linear": "int4_weight_only", "group_size": 32}
+    verify = {"atol": 0.02, "rtol": 0.02}
+    return aotair.build(model=model, out=path, inputs={"x": x}, buckets={"n": [2, 40]}, verify=verify, quantize=part)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_weights_of_four_bits_are_read_by_the_kernel_for_few_rows_and_made_floats_for_many(tmp_path: Path, dtype):
+    model, many = Small(0, dtype), torch.linspace(-1, 1, 40 * 3 * 64).view(40, 3, 64).to(dtype)
+    path = in_four_bits(tmp_path / "m.aotair", model)
+    with aotair.load(path) as served, aotair.load(path, pack_weights=False) as needed:
+        names = [{served.program.ops[served.program.instructions[n].op].name for n in bucket.code}
+                 for bucket in served.program.entry_points[0].buckets]  # fmt: skip
+        assert ["aten::_weight_int4pack_mm_for_cpu" in found for found in names] == [True, False]
+        stored = {c.name: (c.dtype, c.shape) for c in served.program.constants}
+        assert ("uint8", (96, 32)) in stored.values() and "up.weight" not in stored
+        assert promised(served) == promised(needed) == 96 * 32 + 32 * 48
+        for x in (many[:1], many[:2], many):
+            with torch.no_grad():
+                want = model.quantised(x)
+            torch.testing.assert_close(served(x).float(), want, atol=0.02, rtol=0.02)
+            assert torch.equal(served(x), needed(x))
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_a_checkpoint_of_floats_is_rounded_and_packed_again(tmp_path: Path, dtype):
+    x = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 64).to(dtype)
+    with aotair.load(in_four_bits(tmp_path / "m.aotair", Small(0, dtype))) as model:
+        addresses = [one._packed.data_ptr() for one in model._resident.packed.values()]
+        for seed in (1, 2, 3):
+            safetensors.torch.save_file(Small(seed, dtype).state_dict(), tmp_path / "w.safetensors")
+            model.load_weights(tmp_path / "w.safetensors")
+            with aotair.load(in_four_bits(tmp_path / f"{seed}.aotair", Small(seed, dtype))) as fresh:
+                assert torch.equal(model(x), fresh(x))
+        assert [one._packed.data_ptr() for one in model._resident.packed.values()] == addresses
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 3, 32, 33])
+def test_groups_and_rows_beside_the_definition(group: int, rows: int):
+    torch.manual_seed(group + rows)
+    numbers = torch.randint(0, 16, (48, 512))
+    factors = torch.rand(512 // group, 48, 2).to(BF16)
+    x = torch.randn(rows, 512).to(BF16)
+    weight = ((numbers.float() - 8).view(48, -1, group) * factors[..., 0].t().float().unsqueeze(2)
+              + factors[..., 1].t().float().unsqueeze(2)).view(48, 512)  # fmt: skip
+    stored = (numbers[:, 0::2] | numbers[:, 1::2] << 4).to(torch.uint8)
+    op = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    packed = int4.packed(stored)
+    assert packed is not None
+    call = packed.call(op, (x, stored, group, factors), {})
+    want = x.double() @ weight.double().t()
+    assert (call().double() - want).norm() < 0.01 * want.norm()
+    assert (torch.ops.air.linear_int4(x, stored, group, factors).double() - want).norm() < 0.01 * want.norm()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": torch.ones(2, 66).to(BF16)},
+        {"x": torch.ones(2, 64)},
+        {"x": torch.ones(1, 2, 64).to(BF16)},
+        {"x": torch.ones(2, 128).to(BF16)[:, ::2]},
+        {"group": 31},
+        {"group": 64.0},
+        {"group": 128},
+        {"factors": torch.ones(1, 32, 2).to(BF16)},
+        {"factors": torch.ones(2, 32, 2)},
+        {"factors": None},
+    ],
+)
+def test_arguments_that_do_not_fit_a_weight_of_four_bits_are_refused(change: dict):
+    packed = int4.packed(torch.ones(32, 32, dtype=torch.uint8))
+    assert packed is not None
+    right = {"x": torch.ones(2, 64).to(BF16), "group": 32, "factors": torch.ones(2, 32, 2).to(BF16)}
+    for given, fits in ((right, True), (right | change, False)):
+        call = packed.call(
+            torch.ops.aten._weight_int4pack_mm_for_cpu.default, (given["x"], None, given["group"], given["factors"]), {}
+        )
+        assert (call is not None) == fits
+
+
+@pytest.mark.parametrize("weight", [torch.ones(15, 32), torch.ones(16, 24), torch.ones(0, 32), torch.ones(16)])
+def test_a_weight_that_the_kernel_does_not_take_is_none(weight: torch.Tensor):
+    assert int4.packed(weight.to(torch.uint8)) is None and int4.packed(torch.ones(16, 32)) is None
 
 
 # ---- the memory of a reload ----------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from . import onednn
 from .base import NOTHING, Bytes, Limits, Packed, Usage
+from .forms import FORMS
 from .host_call import HostCall
 
 
@@ -72,7 +72,7 @@ class CPU:
         return tuple(tensor.clone() for tensor in tensors)
 
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
-        return onednn.OnednnWeight(weight) if onednn.packs(weight.dtype) else None
+        return FORMS[op].packed(weight) if op in FORMS else None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

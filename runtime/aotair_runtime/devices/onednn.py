@@ -44,6 +44,11 @@ def _fit(x: object, weight: torch.Tensor, bias: object) -> bool:
     return fits and isinstance(bias, torch.Tensor) and bias.shape == weight.shape[:1] and bias.dtype == weight.dtype
 
 
+def packed(weight: torch.Tensor) -> OnednnWeight | None:
+    """The weight as oneDNN reads it fastest; None where that is as it is."""
+    return OnednnWeight(weight) if packs(weight.dtype) else None
+
+
 def packs(kind: torch.dtype) -> bool:
     """Whether weights of a dtype are read faster so on this processor."""
     return kind == torch.bfloat16 and _has_kernels()

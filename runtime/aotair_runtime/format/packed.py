@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from .schema import Arg, Bucket, Form, Instruction, Program, Space, TensorArg
 
 # The ops that read packed constants, and the place of the constant among their arguments.
-PLACES = {"aten::linear": 1}
+PLACES = {"aten::linear": 1, "aten::_weight_int4pack_mm_for_cpu": 1}
+# Those that read them in no other form.
+NEEDED = frozenset({"aten::_weight_int4pack_mm_for_cpu"})
 
 
 def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:

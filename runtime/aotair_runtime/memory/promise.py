@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..devices.allocators import ALLOCATORS, Allocator
-from ..devices.onednn import packed_bytes
+from ..devices.forms import FORMS
 from ..errors import MalformedError, MemoryBudgetError
-from ..format.packed import packed_constants
+from ..format.packed import NEEDED, packed_constants
 from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
 from ..format.text import table
@@ -233,8 +233,8 @@ def _packed(program: Program, terms: Terms) -> int:
 
 
 def _packed_bytes(terms: Terms, constant: Constant, op: str) -> int:
-    packs = terms.kind == "cpu" and terms.pack_weights
-    return packed_bytes(constant.shape, dtype(constant.dtype)) if packs else 0
+    packs = terms.kind == "cpu" and op in FORMS and (terms.pack_weights or op in NEEDED)
+    return FORMS[op].nbytes(constant.shape, dtype(constant.dtype)) if packs else 0
 
 
 def _warm_up(program: Program, bucket: Bucket) -> int:

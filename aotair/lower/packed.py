@@ -1,0 +1,45 @@
+"""Which calls read a weight as the node packs it, and by which op?"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+from torch.fx.node import Argument, Node
+
+from ..graph.derived import is_constant
+from ..ops import int4
+from ..target.target import Target
+
+_aten = torch.ops.aten
+
+
+def packed_op(target: Target, op: object, args: Sequence[Argument]) -> OpOverload | None:
+    """The op that a node calls with these arguments and its second one packed; None where that is no such call, or not
+    faster."""
+    if op is _aten.linear.default:
+        return _aten.linear.default if _is_whole(args) and target.packs_linear(_dtype(args[1]), _rows(args)) else None
+    if op is int4.OP and _is_whole(args) and target.packs_int4(_dtype(args[0]), _rows(args)):
+        return _aten._weight_int4pack_mm_for_cpu.default
+    return None
+
+
+def _is_whole(args: Sequence[Argument]) -> bool:
+    """Whether the weight is a constant, as it is stored, and there are rows to multiply."""
+    x, weight = args[:2]
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not is_constant(weight):
+        return False
+    value, there = x.meta["val"], weight.meta["val"]
+    plain = there.dim() == 2 and there.is_contiguous() and value.is_contiguous() and value.dim() > 1
+    return bool(plain and there.numel() and _rows(args))
+
+
+def _rows(args: Sequence[Argument]) -> int:
+    assert isinstance(args[0], Node)
+    return math.prod(args[0].meta["val"].shape[:-1])
+
+
+def _dtype(arg: Argument) -> torch.dtype:
+    assert isinstance(arg, Node)
+    kind: torch.dtype = arg.meta["val"].dtype
+    return kind
