@@ -11,7 +11,8 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from aotair_runtime.artifact.open import Artifact, digest, open_artifact
+from aotair_runtime.artifact.digests import described
+from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.errors import ArtifactError
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
@@ -65,7 +66,7 @@ def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
         seen.add(memory)
     safetensors.torch.save_file(own, file)
     os.chmod(file, 0o644)
-    return File(file.name, file.stat().st_size, digest(file))
+    return described(file)
 
 
 def _check_target(out: Path) -> None:

@@ -1,8 +1,9 @@
-"""Linear layers in bfloat16 on the CPU whose weights are packed at load, and the same layers that read them as stored.
+"""Linear layers on the CPU whose weights are packed at load, and the same layers that read them as stored.
 
-Three tables: one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
-of them; the sentence encoder in bfloat16, beside eager PyTorch and torch.compile; and what packing adds to a load. What
-is compared takes turns in blocks of calls; times are medians of blocks. `Target.packs_linear` rests on the first table.
+Tables of one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
+of them, in bfloat16 and in four bits: `Target.packs_linear` and `packs_int4` rest on these. The sentence encoder in
+bfloat16, beside eager PyTorch and torch.compile; and what packing adds to a load. What is compared takes turns in
+blocks of calls; times are medians of blocks.
 """
 
 import functools
@@ -16,14 +17,16 @@ import torch
 import aotair
 from aotair.model.load import load_model
 from aotair.model.samples import random_inputs
+from aotair.ops.int4 import linear_int4
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
+from aotair_runtime.devices.int4 import Int4Weight
 from aotair_runtime.devices.onednn import OnednnWeight
 from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 LAYERS = ((384, 384), (384, 1536), (1536, 384), (576, 1536), (768, 768), (768, 3072), (2048, 2048))  # in, out
 SHAPES = ((1, 16), (2, 24), (1, 128), (5, 100), (8, 128))  # batch and length
 TOGETHER = 32 << 20  # bytes of weights that a block reads
@@ -37,10 +40,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with torch.no_grad():
-        layers = _layers(given.blocks)
+        layers = _table("packed / as stored, in bfloat16", _linear, given.blocks, 256)
+        four_bits = _table("weights of four bits / as stored, in bfloat16", _int4, given.blocks, 8)
+        _table("weights of four bits / floats made of them in each call", _int4_or_floats, given.blocks, 32)
         encoder, cosine = _encoder(given.blocks, given.rebuild, not given.no_compile)
     rows = [
         Row("linear layers of at most 256 rows: packed / as stored, in the mean", 1.0, layers, "x"),
+        Row("linear layers of at most 8 rows: four bits / as stored, in the mean", 1.0, four_bits, "x"),
         Row("encoder, 5 shapes: packed / as stored, in the mean", 1.0, encoder, "x"),
         Row("encoder: least cosine beside float32", 0.9998, cosine, at_least=True),
         Row("seconds that packing adds to a load, a GB of weights", 0.25, _load(given.rebuild), "s"),
@@ -48,17 +54,17 @@ def main() -> None:
     report(rows, given.json)
 
 
-def _layers(blocks: int) -> float:
+def _table(what: str, calls: Callable, blocks: int, most: int) -> float:
+    """Prints the ratios of two calls by layer and rows, and gives the mean of those of at most so many rows."""
     lines, found = [], []
     for width, out in LAYERS:
         line = []
         for rows in ROWS:
-            times = _medians(_linear(rows, width, out), blocks)
-            ratio = times["packed"] / times["stored"]
-            line.append(f"{ratio:.2f}")
-            found += [ratio] if rows <= 256 else []
+            one, other = _medians(calls(rows, width, out), blocks).values()
+            line.append(f"{one / other:.2f}")
+            found += [one / other] if rows <= most else []
         lines.append([f"{width} to {out}", *line])
-    print("packed / as stored, by rows\n" + table(["layer", *map(str, ROWS)], lines) + "\n")
+    print(f"{what}, by rows\n" + table(["layer", *map(str, ROWS)], lines) + "\n")
     return statistics.geometric_mean(found)
 
 
@@ -72,7 +78,8 @@ def _linear(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
         torch.randn(out).bfloat16(),
         torch.empty(rows, out).bfloat16(),
     )
-    packed = [OnednnWeight(weight).linear(x, bias) for weight in weights]
+    op = torch.ops.aten.linear.default
+    packed = [OnednnWeight(weight).call(op, (x, weight, bias), {}) for weight in weights]
 
     def as_stored() -> None:
         for weight in weights:
@@ -82,7 +89,34 @@ def _linear(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
         for call in packed:
             result.copy_(call())
 
-    return {"stored": as_stored, "packed": as_packed}
+    return {"packed": as_packed, "stored": as_stored}
+
+
+def _int4(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
+    """The same with weights of four bits, in groups of 64."""
+    by_kernel, _ = _int4_or_floats(rows, width, out).values()
+    return {"four bits": by_kernel, "stored": _linear(rows, width, out)["stored"]}
+
+
+def _int4_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
+    """Weights of four bits, read by their kernel, and made floats in each call."""
+    weights = [
+        torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
+        for _ in range(max(2, TOGETHER // (width * out * 2)))
+    ]
+    x, factors = torch.randn(rows, width).bfloat16(), torch.rand(width // 64, out, 2).bfloat16()
+    result, op = torch.empty(rows, out).bfloat16(), torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    packed = [Int4Weight(weight).call(op, (x, weight, 64, factors), {}) for weight in weights]
+
+    def by_kernel() -> None:
+        for call in packed:
+            result.copy_(call())
+
+    def by_floats() -> None:
+        for weight in weights:
+            result.copy_(linear_int4(x, weight, 64, factors))
+
+    return {"kernel": by_kernel, "floats": by_floats}
 
 
 def _encoder(blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:

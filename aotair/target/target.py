@@ -6,7 +6,7 @@ from importlib import resources
 
 import torch
 
-_MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 32
+_MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,8 @@ def test_verify_finds_a_program_that_answers_wrongly(tmp_path: Path, built):
     import shutil
     from dataclasses import replace
 
-    from aotair_runtime.artifact.open import digest, read_program
+    from aotair_runtime.artifact.digests import digest
+    from aotair_runtime.artifact.open import read_program
     from aotair_runtime.format import codec
     from aotair_runtime.format.schema import File
 

@@ -17,7 +17,8 @@ from aotair.errors import InternalError, RecipeError
 from aotair.pack import _written, lay_down, pack, written_aside
 from aotair.program import Built
 from aotair.prove.prove import Proved
-from aotair_runtime.artifact.open import digest, read_program
+from aotair_runtime.artifact.digests import digest
+from aotair_runtime.artifact.open import read_program
 
 
 def test_two_builds_in_two_processes_are_identical(tmp_path: Path):

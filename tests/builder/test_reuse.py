@@ -18,7 +18,8 @@ from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 from aotair.reuse import _check_origin, _fresh, _value, built_like
 from aotair.summary import Bisection
-from aotair_runtime.artifact.open import digest, read_program
+from aotair_runtime.artifact.digests import digest
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import NotAnArtifactError, WeightsError
 from aotair_runtime.format.schema import Constant, Origin
 

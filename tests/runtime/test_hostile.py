@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aotair
-from aotair_runtime.artifact.open import digest, read_program
+from aotair_runtime.artifact.digests import digest
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import (
     AlteredError,
     ArtifactError,

@@ -15,7 +15,8 @@ import aotair
 from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
-from aotair_runtime.artifact.open import digest, open_artifact, read_program
+from aotair_runtime.artifact.digests import digest
+from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.errors import ClosedError, WeightsError
 from aotair_runtime.format import codec
 

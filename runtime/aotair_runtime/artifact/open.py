@@ -1,19 +1,17 @@
 """An artifact on disk, opened: checked first, believed after."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import torch
 
-from ..errors import AlteredError, MalformedError, NotAnArtifactError, TruncatedError
+from ..errors import MalformedError, NotAnArtifactError
 from ..format import codec
 from ..format.rules import check_program
-from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, File, Program
+from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..format.torch_names import dtype
-
-_CHUNK = 1 << 20
+from .digests import check_file
 
 
 @dataclass(frozen=True)
@@ -56,36 +54,6 @@ def read_program(path: Path) -> Program:
     if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= set(names) <= {WEIGHTS_FILE, GOLDEN_FILE}:
         raise MalformedError("program.files breaks a rule of the format", where=str(file), got=repr(names))
     return program
-
-
-def check_file(path: Path, file: File) -> None:
-    """Raises TruncatedError or AlteredError where the file's length or digest is not the recorded one."""
-    target = path / file.name
-    if not target.is_file():
-        raise TruncatedError("the file is missing", where=str(target), fix="copy the artifact again")
-    size = target.stat().st_size
-    if size != file.nbytes:
-        raise TruncatedError(
-            "the file has another length than recorded",
-            where=str(target),
-            expected=f"{file.nbytes} bytes",
-            got=f"{size} bytes",
-            fix="copy the artifact again",
-        )
-    if digest(target) != file.sha256:
-        raise AlteredError(
-            "the file's bytes do not match their digest", where=str(target), fix="copy the artifact again"
-        )
-
-
-def digest(file: Path) -> str:
-    """The SHA-256 of a file, hexadecimal."""
-    state, buffer = hashlib.sha256(), bytearray(_CHUNK)
-    view = memoryview(buffer)
-    with file.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            state.update(view[:count])
-    return state.hexdigest()
 
 
 def read_golden(artifact: Artifact) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
 from .prologue import tensors
 from .prologue_rules import PrologueRules
-from .schema import EntryPoint, Form, Instruction, Program
+from .schema import PART, EntryPoint, Form, Instruction, Program
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
@@ -19,6 +19,7 @@ def check_program(program: Program, where: str) -> None:
     rules = _Tables(program, where)
     rules.tables()
     rules.origins()
+    rules.files()
     names = [entry.name for entry in program.entry_points]
     rules.require(bool(names) and len(set(names)) == len(names), "entry_points", "distinct names")
     for number, entry in enumerate(program.entry_points):
@@ -88,6 +89,14 @@ class _Tables(Demands):
         for field in ("recipe", "code", "graph"):
             text = getattr(origin, field)
             self.require(bool(_DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
+
+    def files(self) -> None:
+        """The lengths and digests of the other files."""
+        for i, file in enumerate(self.program.files):
+            self.require(0 <= file.nbytes < MAX_BYTES, f"files[{i}].nbytes", "a possible number of bytes", file.nbytes)
+            count = -(-file.nbytes // PART)
+            fits = len(file.parts) in (0, count) and all(part and _DIGEST.fullmatch(part) for part in file.parts)
+            self.require(fits, f"files[{i}].parts", f"{count} digests or none", len(file.parts))
 
     def event(self, item: Instruction, path: str) -> None:
         plain = item.op == -1 and not item.kwargs and not item.outs and len(item.args) == 1

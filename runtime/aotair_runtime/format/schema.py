@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 MAGIC = "aotair"
 FORMAT = 4
 READS = (1, 2, 3, 4)
+PART = 64 << 20  # bytes of a file that have a digest of their own
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",
@@ -325,11 +326,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class File:
-    """Another file of the artifact: its name, length in bytes and SHA-256 (hexadecimal)."""
+    """Another file of the artifact: its name, length in bytes and SHA-256 (hexadecimal); of one that is longer than
+    `PART`, also that of each part of so many bytes, which are checked instead, side by side."""
 
     name: str
     nbytes: int
     sha256: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

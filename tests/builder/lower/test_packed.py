@@ -49,7 +49,7 @@ def test_a_linear_layer_of_few_rows_reads_its_weight_packed(rows: int):
     assert found(*linear(rows)) == (aten.linear.default, Way.PACKED)
 
 
-@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("rows", [1, 64])
 def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
     want = (aten._weight_int4pack_mm_for_cpu.default, Way.PACKED)
     assert found(*four_bits(rows)) == want
@@ -66,7 +66,7 @@ def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
         (linear(0), {}),
         ((aten.linear.default, (x_of(64).t(), WEIGHT, BIAS)), {}),
         ((aten.linear.default, (x_of(2), WEIGHT.t().contiguous(), BIAS)), {"turned": True}),
-        (four_bits(33), {}),
+        (four_bits(65), {}),
         (four_bits(2, torch.float32), {}),
         (four_bits(2), {"constant": False}),
         (four_bits(2), {"target": Target("cpu", packs=False)}),
