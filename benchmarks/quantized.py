@@ -1,4 +1,4 @@
-"""Linear layers in int8 on the CPU: how fast beside floats, and how far from them?
+"""Linear layers in int8 and int4 on the CPU: how fast beside floats, and how far from them?
 
 A stack of linear layers and the decode step of a Llama, in float32 and bfloat16, at batch 1 and 8. The peers are
 torch.compile on the model of floats, and on the model that torchao quantises by the same scheme, where it is installed
@@ -23,8 +23,10 @@ from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
 
-SCHEMES = (None, "int8_dynamic", "int8_static")
-DTYPES = ("float32", "bfloat16")
+SCHEMES = {
+    "float32": (None, "int8_dynamic", "int8_static"),
+    "bfloat16": (None, "int8_dynamic", "int8_static", "int4_weight_only"),
+}
 BATCHES = (1, 8)
 _NEAR = 0.9  # cosine with the answers of floats: who is below computes something else, and is no peer
 Call = Callable[[], torch.Tensor]
@@ -77,7 +79,7 @@ def main() -> None:
     given = parser.parse_args()
     lines, rows = [], []
     for name in given.only or MODELS:
-        for dtype in DTYPES:
+        for dtype in SCHEMES:
             for batch, found in _measured(name, dtype, given):
                 lines += [[f"{name}, {dtype}, batch {batch}", *cells] for cells in found["lines"]]
                 rows += found["rows"]
@@ -89,7 +91,7 @@ def main() -> None:
 def _measured(name: str, dtype: str, given: argparse.Namespace) -> Iterator[tuple[int, dict]]:
     recipe, method = MODELS[name][0](dtype), MODELS[name][1]
     original = load_model(job_of(parse_recipe(recipe)))
-    loaded = {scheme: aotair.load(_built(recipe, scheme, dtype, given.rebuild)) for scheme in SCHEMES}
+    loaded = {scheme: aotair.load(_built(recipe, scheme, dtype, given.rebuild)) for scheme in SCHEMES[dtype]}
     peers = {"torch.compile": original} | _torchao(original)
     for batch in BATCHES:
         inputs = _inputs(name, dtype, batch)
@@ -109,7 +111,9 @@ def _measured(name: str, dtype: str, given: argparse.Namespace) -> Iterator[tupl
 def _built(recipe: dict, scheme: str | None, dtype: str, rebuild: bool) -> Path:
     path = BUILD / f"quantized.{recipe['name']}.{dtype}.{scheme or 'floats'}.aotair"
     if rebuild or not path.exists():
-        aotair.build(recipe | ({} if scheme is None else {"quantize": {"linear": scheme}}), path)
+        # Here only the error beside the model of floats counts, which is printed; of four bits a step is large.
+        verify = {"verify": {"atol": 0.1, "rtol": 0.1}} if scheme == "int4_weight_only" else {}
+        aotair.build(recipe | verify | ({} if scheme is None else {"quantize": {"linear": scheme}}), path)
     return path
 
 
@@ -150,9 +154,11 @@ def _compared(what: str, calls: dict[str, Call], want: torch.Tensor, turns: int)
     ]
     ours, rows = "aotair, int8_dynamic", []
     for peer in calls:
-        if not peer.startswith("aotair, int8") and errors[peer][1] > _NEAR:
+        if not peer.startswith("aotair, int") and errors[peer][1] > _NEAR:
             ratio = statistics.median(a / b for a, b in zip(times[ours], times[peer]))
             rows.append(Row(f"{what}: int8_dynamic / {peer}", 1.0, ratio, "x"))
+    if (four_bits := "aotair, int4_weight_only") in calls:
+        rows.append(Row(f"{what}: int4_weight_only / aotair, floats", 1.0, ratios[four_bits], "x"))
     return {"lines": lines, "rows": rows}
 
 
