@@ -18,7 +18,8 @@ def packed_op(target: Target, op: object, args: Sequence[Argument]) -> OpOverloa
     """The op that a node calls with these arguments and its second one packed; None where that is no such call, or not
     faster."""
     if op is _aten.linear.default:
-        return _aten.linear.default if _is_whole(args) and target.packs_linear(_dtype(args[1]), _rows(args)) else None
+        fits = _is_whole(args) and _has_no_gaps(args[2:]) and target.packs_linear(_dtype(args[1]), _rows(args))
+        return _aten.linear.default if fits else None
     if op is int4.OP and _is_whole(args) and target.packs_int4(_dtype(args[0]), _rows(args)):
         return _aten._weight_int4pack_mm_for_cpu.default
     return None
@@ -32,6 +33,11 @@ def _is_whole(args: Sequence[Argument]) -> bool:
     value, there = x.meta["val"], weight.meta["val"]
     plain = there.dim() == 2 and there.is_contiguous() and value.is_contiguous() and value.dim() > 1
     return bool(plain and there.numel() and _rows(args))
+
+
+def _has_no_gaps(bias: Sequence[Argument]) -> bool:
+    """Whether a bias, where there is one, lies as the kernel takes for granted."""
+    return not any(isinstance(one, Node) and not one.meta["val"].is_contiguous() for one in bias)
 
 
 def _rows(args: Sequence[Argument]) -> int:

@@ -160,6 +160,32 @@ def test_weights_that_give_nan_leave_the_old_ones(path: Path, tmp_path: Path):
         assert answer(model) == before
 
 
+class Strided(torch.nn.Module):
+    """A bias with gaps, which oneDNN would read as if it had none."""
+
+    def __init__(self, expanded: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.pairs = torch.nn.Parameter(torch.randn(64, 64)), torch.nn.Parameter(torch.randn(64, 2))
+        self.expanded = expanded
+        self.to(BF16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.pairs[0, :1].expand(64) if self.expanded else self.pairs[:, 0]
+        return torch.nn.functional.linear(x, self.weight, bias)
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_a_bias_with_gaps_is_read_where_it_lies(tmp_path: Path, expanded: bool):
+    model, x = Strided(expanded), X.reshape(-1, 64)
+    path = aotair.build(model=model, out=tmp_path / "m.aotair", inputs={"x": x}, verify={"atol": 0.05, "rtol": 0.05})
+    model.pairs.data.mul_(-3)
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "w.safetensors")
+    with aotair.load(path) as served, torch.no_grad():
+        served.load_weights(tmp_path / "w.safetensors")
+        torch.testing.assert_close(served(x), model(x), atol=0.05, rtol=0.05)
+
+
 # ---- weights of four bits ------------------------------------------------------------------------------------------
 
 

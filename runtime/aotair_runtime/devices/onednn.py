@@ -37,11 +37,17 @@ class OnednnWeight:
 
 
 def _fit(x: object, weight: torch.Tensor, bias: object) -> bool:
-    """Whether the arguments of a linear layer are (…, in) and (out,) or None, of the weight's dtype."""
-    fits = isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1:] == weight.shape[1:] and x.dtype == weight.dtype
-    if bias is None:
-        return fits
-    return fits and isinstance(bias, torch.Tensor) and bias.shape == weight.shape[:1] and bias.dtype == weight.dtype
+    """Whether the arguments of a linear layer are (…, in) and (out,) or None, of the weight's dtype and without gaps:
+    oneDNN reads a bias as if it had none."""
+    return _alike(x, weight) and _alike(bias, weight, weight.shape[:1])
+
+
+def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None) -> bool:
+    if given is None:
+        return shape is not None
+    if not isinstance(given, torch.Tensor) or given.dtype != weight.dtype or not given.is_contiguous():
+        return False
+    return given.dim() > 0 and (given.shape[-1:] == weight.shape[1:] if shape is None else given.shape == shape)
 
 
 def packed(weight: torch.Tensor) -> OnednnWeight | None:

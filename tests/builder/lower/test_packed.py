@@ -66,6 +66,8 @@ def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
         (linear(0), {}),
         ((aten.linear.default, (x_of(64).t(), WEIGHT, BIAS)), {}),
         ((aten.linear.default, (x_of(2), WEIGHT.t().contiguous(), BIAS)), {"turned": True}),
+        ((aten.linear.default, (x_of(2), WEIGHT, torch.zeros(1).to(BF16).expand(32))), {}),
+        ((aten.linear.default, (x_of(2), WEIGHT, torch.zeros(32, 2).to(BF16)[:, 0])), {}),
         (four_bits(65), {}),
         (four_bits(2, torch.float32), {}),
         (four_bits(2), {"constant": False}),
