@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
+from aotair_runtime.artifact.checkpoint import open_checkpoint
+from aotair_runtime.artifact.quantisation import quantisation_of
 from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import (
     Bucket,
@@ -126,7 +128,14 @@ def _program(
         alignment=ALIGNMENT,
         files=(),
         reserve=Reserve(_workspace(job), job.needs.reserve),
+        quantisation=_quantisation(job),
     )
+
+
+def _quantisation(job: Job) -> str:
+    """What the checkpoint's folder says of how its weights are quantised."""
+    weights = job.model.weights
+    return "" if weights is None else quantisation_of(open_checkpoint(job.folder / weights))
 
 
 def _requirements(job: Job) -> Requirements:

@@ -106,10 +106,8 @@ def test_a_node_whose_processor_has_no_such_form_reads_them_as_they_are(path: Pa
     with aotair.load(path, pack_weights=False) as plain:
         want = answer(plain)
     monkeypatch.setattr(onednn, "_has_kernels", lambda: False)
-    onednn.packed_bytes.cache_clear()
     with aotair.load(path) as model:
         assert not model._resident.packed and not promised(model) and answer(model) == want
-    onednn.packed_bytes.cache_clear()
 
 
 # ---- other weights -------------------------------------------------------------------------------------------------
@@ -129,6 +127,27 @@ def test_other_weights_are_packed_again_at_the_same_addresses(path: Path, tmp_pa
         assert model.stats().captures == captures
         model.load_weights(path)
         assert answer(model) == first
+
+
+@packing
+@pytest.mark.parametrize(("before", "after"), [(1, 16), (16, 1)])
+@pytest.mark.parametrize("width", [2, 5, 16, 48, 64])
+def test_other_weights_are_packed_as_at_the_load_whatever_the_number_of_threads(before: int, after: int, width: int):
+    """oneDNN's layout of narrow weights depends on it, and in one size lies more than one layout."""
+    torch.manual_seed(0)
+    threads, op = torch.get_num_threads(), torch.ops.aten.linear.default
+    try:
+        for out in (4, 33, 512):
+            torch.set_num_threads(before)
+            weight, other, x = (torch.randn(size, width).to(BF16) for size in (out, out, 3))
+            packed = onednn.OnednnWeight(weight)
+            assert packed.nbytes == onednn.packed_bytes(weight.shape, BF16)
+            torch.set_num_threads(after)
+            packed.fill(other)
+            assert torch.get_num_threads() == after
+            torch.testing.assert_close(packed.call(op, (x, other), {})(), x @ other.t(), atol=0.1, rtol=0.05)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @packing

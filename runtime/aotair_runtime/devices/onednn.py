@@ -1,31 +1,33 @@
 """Weights of linear layers as oneDNN's kernels read them: in blocks that depend on the processor."""
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 _ops = torch.ops.mkldnn
-_NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr")
+_NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr", "_get_mkldnn_serialized_md")
 
 
 class OnednnWeight:
     """The weight (out, in) of a linear layer, in memory of its own that it keeps; bfloat16."""
 
     def __init__(self, weight: torch.Tensor):
+        self._threads = torch.get_num_threads()  # the layout depends on it
         self._packed: torch.Tensor = _ops._reorder_linear_weight(weight)
         self.nbytes: int = _ops._nbytes(self._packed)
 
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of another weight of that shape, at the same addresses. Raises RuntimeError where oneDNN lays
         it out otherwise."""
-        made = OnednnWeight(weight)
-        if made.nbytes != self.nbytes:
-            raise RuntimeError(
-                f"oneDNN packs a weight {list(weight.shape)} into {made.nbytes} bytes, then {self.nbytes}"
-            )
-        ctypes.memmove(_ops.data_ptr(self._packed), _ops.data_ptr(made._packed), self.nbytes)
+        with _threads(self._threads):
+            made: torch.Tensor = _ops._reorder_linear_weight(weight)
+        one, other = (_ops._get_mkldnn_serialized_md(item) for item in (made, self._packed))
+        if not torch.equal(one, other):
+            raise RuntimeError(f"oneDNN packs a weight {list(weight.shape)} otherwise than at the load")
+        ctypes.memmove(_ops.data_ptr(self._packed), _ops.data_ptr(made), self.nbytes)
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
@@ -66,8 +68,25 @@ def _has_kernels() -> bool:
     return bool(there and _ops._is_mkldnn_bf16_supported())
 
 
-@functools.cache
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
     """What a weight of that shape takes, packed; 0 where it stays as it is. It takes as much for a moment to find out:
     only oneDNN knows."""
-    return OnednnWeight(torch.empty(tuple(shape), dtype=kind)).nbytes if packs(kind) else 0
+    return _packed_bytes(tuple(shape), kind, torch.get_num_threads()) if packs(kind) else 0
+
+
+@functools.cache
+def _packed_bytes(shape: tuple[int, ...], kind: torch.dtype, threads: int) -> int:
+    return OnednnWeight(torch.empty(shape, dtype=kind)).nbytes
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -89,6 +89,8 @@ class _Tables(Demands):
         for field in ("recipe", "code", "graph"):
             text = getattr(origin, field)
             self.require(bool(_DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
+        said = program.quantisation
+        self.require(bool(_DIGEST.fullmatch(said)), "quantisation", "a digest or nothing", said)
 
     def files(self) -> None:
         """The lengths and digests of the other files."""

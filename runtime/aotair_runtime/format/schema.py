@@ -378,7 +378,8 @@ class Prologue:
 
 @dataclass(frozen=True)
 class Program:
-    """`unread`: names that a checkpoint of the model has and no instruction reads."""
+    """`unread`: names that a checkpoint of the model has and no instruction reads. `quantisation`: a digest of what the
+    checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing."""
 
     name: str
     requirements: Requirements
@@ -397,3 +398,4 @@ class Program:
     unread: tuple[str, ...] = ()
     origin: Origin = Origin()
     prologue: Prologue = Prologue()
+    quantisation: str = ""

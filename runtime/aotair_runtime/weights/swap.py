@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
+from ..artifact.quantisation import quantisation_of
 from ..capture.graphs import Resident
 from ..errors import WeightsError
 from ..format.prologue import follows_from, tensors
@@ -50,6 +51,7 @@ def read_weights(
     program, golden = artifact.program, read_golden(artifact)
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
+    _check_quantisation(program, checkpoint)
     chosen = _chosen(program, checkpoint, strict)
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
@@ -123,13 +125,16 @@ def _check_alike(mine: Program, other: Program, where: str) -> None:
     if here != there:
         names = [text for text in (*here, *there) if text not in here or text not in there]
         raise WeightsError("the artifact has other constants than the model", where=where, got=some(names), fix=fix)
-    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points", "prologue"):
+    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points", *_ALSO):
         one, two = (
             [_unproved(entry) for entry in p.entry_points] if field == "entry_points" else getattr(p, field)
             for p in (mine, other)
         )
         if one != two:
             raise WeightsError(f"the artifact has other {field} than the model", where=where, fix=fix)
+
+
+_ALSO = ("prologue", "quantisation")
 
 
 def _unproved(entry: EntryPoint) -> EntryPoint:
@@ -155,6 +160,18 @@ def _check_derived(program: Program, where: str) -> None:
             where=where,
             got=some(derived),
             fix="build it again with this version, or give an artifact of the new weights (aotair build --like)",
+        )
+
+
+def _check_quantisation(program: Program, checkpoint: Checkpoint) -> None:
+    """Raises WeightsError where a checkpoint says of its tensors that they mean something else than the model's do."""
+    said = quantisation_of(checkpoint)
+    if said and program.quantisation and said != program.quantisation:
+        raise WeightsError(
+            "the checkpoint is quantised otherwise than the one that the model was built from",
+            where=str(checkpoint.path),
+            expected="the same quantization_config, or description of the tensors",
+            fix="build an artifact from this checkpoint",
         )
 
 

@@ -1,0 +1,61 @@
+"""What does a checkpoint's folder say of how its weights are quantised? Two that say the same mean the same numbers."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import safetensors
+
+from ..errors import WeightsError
+from .checkpoint import Checkpoint
+
+_PARTS = ("quantization_config", "compression_config")
+_DESCRIPTION = "quant_model_description*.json"
+_TYPED = '"_type"'  # what torchao's headers hold of each tensor
+_SAYS_NOTHING = ("global_compression_ratio", "meta", "quantization_status")  # of what numbers mean
+_MOST_BYTES = 1 << 26
+
+
+def quantisation_of(checkpoint: Checkpoint) -> str:
+    """A digest (SHA-256, hexadecimal) of all that says how the tensors are to be read; empty where nothing does. Raises
+    WeightsError where a file cannot be read."""
+    said: dict[str, object] = {}
+    if checkpoint.path.is_dir():
+        config = _object(checkpoint.path / "config.json")
+        said |= {part: _meaning(config[part]) for part in _PARTS if config.get(part) is not None}
+        for file in sorted(checkpoint.path.glob(_DESCRIPTION)):
+            said[file.name] = _object(file)
+    said |= _headers(checkpoint)
+    if not said:
+        return ""
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _meaning(config: object) -> object:
+    if not isinstance(config, dict):
+        return config
+    nothing = {*_SAYS_NOTHING, *(("version",) if config.get("quant_method") == "compressed-tensors" else ())}
+    return {name: value for name, value in config.items() if name not in nothing}
+
+
+def _headers(checkpoint: Checkpoint) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for file in dict.fromkeys(stored.file for stored in checkpoint.tensors.values()):
+        with safetensors.safe_open(str(file), framework="pt") as handle:
+            found |= {name: text for name, text in (handle.metadata() or {}).items() if _TYPED in text}
+    return found
+
+
+def _object(file: Path) -> dict[str, object]:
+    """The JSON object in a file; an empty one where there is no file."""
+    if not file.is_file():
+        return {}
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        found = json.loads(file.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(f"a description of the checkpoint cannot be read: {error}", where=str(file)) from error
+    return found
