@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from ..errors import RecipeError
+from ..errors import ModelError, RecipeError
 from ..recipe.entry import EntryJob
 from ..recipe.imports import import_callable
 from ..recipe.job import Job
@@ -95,8 +95,16 @@ class Largest:
     found: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, name: str, x: Tensor, _: Tensor) -> None:
-        if x.numel():
-            self.found[name] = max(self.found.get(name, 0.0), x.abs().max().item())
+        if not x.numel():
+            return
+        largest = x.abs().max().item()
+        if not math.isfinite(largest):
+            raise ModelError(
+                f"quantize.calibration: {name} is given NaN or infinities",
+                expected="inputs for which the model computes finite numbers",
+                got=f"a largest value of {largest}",
+            )
+        self.found[name] = max(self.found.get(name, 0.0), largest)
 
 
 @dataclass

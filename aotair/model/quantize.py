@@ -14,7 +14,8 @@ from ..recipe.job import Job
 from ..summary import Quantised
 from .calibration import Calibration, Errors, Largest, calibration_of, watched
 from .quantized_layers import quantized
-from .quantized_linear import unfit_for_cpu, unfit_for_npu
+from .quantized_linear import MOST_INPUTS, unfit_for_cpu, unfit_for_npu
+from .replaceable import refuse_altered
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -30,6 +31,7 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     names = _chosen(model, job)
     layers = {group[0]: model.get_submodule(group[0]) for group in names}
     linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    refuse_altered(linears, "quantize", job.where)
     _refuse_unfit(linears, job)
     calibration = calibration_of(job)
     largest = _largest(model, linears, calibration, job)
@@ -62,8 +64,8 @@ def _chosen(model: nn.Module, job: Job) -> list[list[str]]:
             "quantize: no linear layer fits",
             where=job.where,
             expected=f"an nn.Linear of {kinds} that no pattern of quantize.skip names",
-            got=f"skip: {skip}",
-            fix=f"set model.dtype to {kinds}, or remove quantize",
+            got="the model itself is the layer" if type(model) is nn.Linear else f"skip: {skip}",
+            fix=f"set model.dtype to {kinds}, or remove quantize; a layer is replaced in the module that holds it",
         )
     return found
 
@@ -89,9 +91,13 @@ def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
     part = job.quantize
     assert part is not None
     for name, linear in linears.items():
-        width = linear.weight.shape[1]
+        out, width = linear.weight.shape
         group = part.group or width
-        if width % group:
+        if not out or not width:
+            yield f"{name} (a weight without elements)"
+        elif part.linear.startswith("int8") and width > MOST_INPUTS:
+            yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
+        elif width % group:
             yield f"{name} ({width} inputs, no multiple of group_size {group})"
         elif part.linear.endswith("weight_only") and (why := _why_unfit(linear.weight, part.bits, group, job)):
             yield f"{name} ({why})"

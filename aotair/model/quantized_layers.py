@@ -25,6 +25,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear, target: Target, largest: float | None = None):
         super().__init__()
         self.weight, self.bias, self._target = linear.weight, linear.bias, target
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         scale = None if largest is None else torch.tensor([largest / 127 or 1.0], dtype=torch.float32)
         self.register_buffer("input_scale", scale, persistent=False)
 
@@ -38,6 +39,7 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, linear: nn.Linear, target: Target, bits: int, group: int | None):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self._target, self._bits, self._group = target, bits, group
 
     def forward(self, x: Tensor) -> Tensor:

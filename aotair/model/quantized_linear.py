@@ -11,6 +11,7 @@ from ..target.target import Target
 
 _npu = torch.ops.npu
 _HALVES = (torch.float16, torch.bfloat16)
+MOST_INPUTS = (2**31 - 1) // 128**2  # so many products of int8 fit int32
 _CPU_GROUPS = (32, 64, 128, 256)
 _NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
 

@@ -289,3 +289,60 @@ def test_reported_errors_are_those_of_layers_and_outputs():
     assert made.relative_error == pytest.approx(max(((a - b).norm() / a.norm()).item() for a, b in outputs))
     cosines = [torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), 0).item() for a, b in outputs]
     assert made.cosine == pytest.approx(min(cosines))
+
+
+# ---- layers that do more than their class says -----------------------------------------------------------------------
+
+
+def _hooked(kind: str) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    if kind == "before":  # as weight_norm has one
+        model[0].register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    elif kind == "after":
+        model[0].register_forward_hook(lambda module, given, answer: answer * 2)
+    else:
+        forward = model[0].forward
+        model[0].forward = lambda x: forward(x) * 2
+    return model
+
+
+@pytest.mark.parametrize("kind", ["before", "after", "forward"])
+def test_a_layer_with_hooks_or_a_forward_of_its_own_is_refused_and_may_be_skipped(kind: str, tmp_path):
+    x = {"input": {"shape": [2, 8], "dtype": "float32"}}
+    part = {"linear": "int8_dynamic"}
+    with pytest.raises(ModelError, match=r"(?s)do more than their class says.*0 \(it"):
+        aotair.build(model=_hooked(kind), out=tmp_path / "m.aotair", inputs=x, quantize=part)
+    aotair.build(model=_hooked(kind), out=tmp_path / "m.aotair", inputs=x, quantize=part | {"skip": ["0"]})
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (torch.nn.Linear(8, 0), "a weight without elements"),
+        (torch.nn.Linear(140_000, 8), "sums of more than 131071 products of int8 may not fit int32"),
+    ],
+)
+def test_layers_that_int8_cannot_hold_are_refused_by_name(layer, said, tmp_path):
+    x = {"input": {"shape": [1, layer.in_features], "dtype": "float32"}}
+    model = torch.nn.Sequential(layer)
+    with pytest.raises(ModelError, match=said):
+        aotair.build(model=model, out=tmp_path / "m.aotair", inputs=x, quantize={"linear": "int8_dynamic"})
+
+
+def test_a_model_that_is_a_layer_is_refused_with_the_reason(tmp_path):
+    x = {"input": {"shape": [1, 8], "dtype": "float32"}}
+    with pytest.raises(ModelError, match="the model itself is the layer"):
+        aotair.build(
+            model=torch.nn.Linear(8, 8), out=tmp_path / "m.aotair", inputs=x, quantize={"linear": "int8_dynamic"}
+        )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_calibration_that_is_not_finite_is_refused(bad: float, tmp_path):
+    safetensors.torch.save_file({"input": torch.full((2, 8), bad)}, tmp_path / "c.safetensors")
+    x = {"input": {"shape": [2, 8], "dtype": "float32"}}
+    part = {"linear": "int8_static", "calibration": str(tmp_path / "c.safetensors")}
+    with pytest.raises(ModelError, match=r"(?s)calibration.*NaN or infinities"):
+        aotair.build(
+            model=torch.nn.Sequential(torch.nn.Linear(8, 8)), out=tmp_path / "m.aotair", inputs=x, quantize=part
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...target.target import Target
-from ..quantized_linear import QuantizedWeight, int8_sums, weight_only
+from ..quantized_linear import MOST_INPUTS, QuantizedWeight, int8_sums, weight_only
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -115,6 +115,7 @@ def _is_int8(weight: QuantizedWeight, activations: Activations) -> bool:
     """Whether it is a product of int8 by int8: rows of one scale and no zero point, and tokens of one scale, static or
     without a zero point."""
     plain = weight.zero is None and weight.scale.shape[1] == 1 and weight.bits == 8
+    plain = plain and weight.rows.shape[1] <= MOST_INPUTS
     tokens = activations.bits == 8 and activations.group is None and (activations.symmetric or not activations.dynamic)
     return plain and tokens and not activations.floating
 

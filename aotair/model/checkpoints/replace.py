@@ -8,6 +8,7 @@ from aotair_runtime.artifact.checkpoint import Checkpoint, some
 from ...errors import ModelError
 from ...log import logger
 from ...target.target import Target
+from ..replaceable import refuse_altered
 from . import awq, compressed_tensors, gptq, msmodelslim, torchao
 from .folder import Folder
 from .layer import Layer, Quantisation, StoredLinear, Wanted
@@ -25,6 +26,7 @@ def replace_quantised(model: nn.Module, checkpoint: Checkpoint, target: Target) 
     names = list(dict.fromkeys(found.modules))
     linears = _linears(model)
     _refuse_others([name for name in names if name not in linears], model, folder)
+    refuse_altered({name: linears[name] for name in names}, "model.weights", str(folder.path))
     _keep_unused(model, found, folder)
     for name in names:
         linear = linears[name]

@@ -111,6 +111,9 @@ class BucketRules(Demands):
         """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
         for i, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
             self.promised(bucket, number, spec, f"{path}.inputs[{i}]")
+            found = self.program.layouts[bucket.tensors[number].layout]
+            plain = found.strides == _without_gaps(found.shape)
+            self.require(plain, f"{path}.inputs[{i}]", "a tensor without gaps", found.strides)
             homes = (Space.CALLER,) if spec.kind == "mutated" else (Space.INPUT, Space.ARENA)  # ARENA in format 1
             space = bucket.tensors[number].space
             self.require(space in homes, f"{path}.inputs[{i}]", f"memory of the kind {homes[0].name}", space)
@@ -212,3 +215,12 @@ class BucketRules(Demands):
             memory_format(value.name, self.where)
         elif isinstance(value, LayoutArg):
             layout(value.name, self.where)
+
+
+def _without_gaps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor of that shape without gaps, as torch gives them."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -12,7 +12,7 @@ from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
 from ..artifact.quantisation import quantisation_of
 from ..capture.graphs import Resident
-from ..errors import WeightsError
+from ..errors import MalformedError, WeightsError
 from ..format.prologue import follows_from, tensors
 from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
@@ -293,4 +293,6 @@ def _check_answers(pairs: Sequence[Pair], entry: EntryPoint, number: int, weight
 
 
 def _finite_where_golden(pairs: Sequence[Pair]) -> bool:
+    if any(got.shape != want.shape for got, want in pairs):
+        raise MalformedError("the golden tensors have other shapes than what the model answers")
     return all(bool((got.isfinite() | ~want.isfinite()).all()) for got, want in pairs)
