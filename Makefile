@@ -9,6 +9,7 @@ SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib bu
 SIMNPU ?=
 WORKERS ?= 2
 CUDA_PYTHON ?= $(BIN)/python
+LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
@@ -36,13 +37,13 @@ test: $(INSTALLED) ## all tests, and the lines they run; on a simulated NPU too 
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000), folds (2,000), weight arithmetic (500); on the simulated NPU 600 graphs and 1,000 sequences (an hour)
-	$(BIN)/python -m pytest tests/test_fuzz.py --graphs 2000
-	$(BIN)/python -m pytest tests/builder/test_fusion_near.py --graphs 200
-	$(BIN)/python -m pytest -rP tests/builder/plan/test_check.py::test_no_planted_overlap_is_missed --graphs 5000
-	$(BIN)/python -m pytest tests/test_sequences.py --sequences 10000
-	$(BIN)/python -m pytest tests/builder/test_random_folds.py --graphs 2000
-	$(BIN)/python -m pytest tests/runtime/test_prologue.py -k test_random_weight_arithmetic --graphs 500
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
+	$(BIN)/python -m pytest $(LONG) tests/test_fuzz.py --graphs 2000
+	$(BIN)/python -m pytest $(LONG) tests/builder/test_fusion_near.py --graphs 200
+	$(BIN)/python -m pytest $(LONG) -rP tests/builder/plan/test_check.py::test_no_planted_overlap_is_missed --graphs 5000
+	$(BIN)/python -m pytest $(LONG) tests/test_sequences.py --sequences 10000
+	$(BIN)/python -m pytest $(LONG) tests/builder/test_random_folds.py --graphs 2000
+	$(BIN)/python -m pytest $(LONG) tests/runtime/test_prologue.py -k test_random_weight_arithmetic --graphs 500
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest $(LONG) --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py
