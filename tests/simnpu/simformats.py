@@ -64,10 +64,9 @@ class Blocks:
         *lead, rows, columns = self.shape
         width = _BYTES // min(2, self.dtype.itemsize)
         shape = (*lead, -(-columns // width), -(-rows // _ROWS), _ROWS, width)
-        nbytes = math.prod(shape) * self.dtype.itemsize
-        if nbytes > self.bytes.numel():
-            raise RuntimeError(f"{list(self.shape)} needs {nbytes} bytes in NZ, the storage has {self.bytes.numel()}")
-        return self.bytes[:nbytes].view(self.dtype).view(shape)
+        if math.prod(shape) * self.dtype.itemsize != self.bytes.numel():
+            raise RuntimeError("a part of a tensor in NZ has no place of its own")
+        return self.bytes.view(self.dtype).view(shape)
 
 
 def blocks(value, flat: torch.Tensor) -> Blocks:

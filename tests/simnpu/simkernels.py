@@ -268,7 +268,8 @@ def format_cast(x, acl_format):
     """`npu::_npu_format_cast`: the same values in another format, in new memory."""
     if int(torch_npu.get_npu_format(x)) == acl_format:
         return x
-    fits = acl_format == simformats.ND or (simformats.allowed() and x.dim() > 1)
+    whole = x.dim() > 1 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    fits = acl_format == simformats.ND or (simformats.allowed() and whole)
     if acl_format not in (simformats.ND, simformats.NZ) or not x.is_contiguous():
         raise RuntimeError(f"the simulated device casts no {list(x.stride())} to the format {acl_format}")
     found = acl_format if fits else simformats.ND

@@ -48,7 +48,7 @@ _HOST_CODE = {
 _HOST_CODE_NPU = {
     "print_npugraph_tensor", "save_npugraph_tensor", "super_kernel_scope_begin", "super_kernel_scope_end",
     "set_op_timeout_ms",
-    "get_npu_format", "get_storage_size", "npu_change_data_ptr", "npu_format_cast", "npu_format_cast_", "copy_memory_",
+    "get_npu_format", "get_storage_size", "npu_change_data_ptr", "npu_format_cast", "copy_memory_",
     "_npu_format_cast",
     "empty_with_format", "unsafe_empty_with_format", "empty_with_swapped_memory", "_npu_storage_resize",
 }  # fmt: skip

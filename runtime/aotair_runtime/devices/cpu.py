@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from . import onednn
+from . import forms, onednn
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 
@@ -72,7 +72,7 @@ class CPU:
         return tuple(tensor.clone() for tensor in tensors)
 
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
-        return onednn.OnednnWeight(weight) if onednn.packs(weight.dtype) else None
+        return onednn.OnednnWeight(weight) if forms.packs(self.kind, op, weight.dtype) else None
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

@@ -57,6 +57,5 @@ def _has_kernels() -> bool:
 
 @functools.cache
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
-    """What a weight of that shape takes, packed; 0 where it stays as it is. It takes as much for a moment to find out:
-    only oneDNN knows."""
-    return OnednnWeight(torch.empty(tuple(shape), dtype=kind)).nbytes if packs(kind) else 0
+    """What a weight of that shape takes, packed. It takes as much for a moment to find out: only oneDNN knows."""
+    return OnednnWeight(torch.empty(tuple(shape), dtype=kind)).nbytes
