@@ -30,7 +30,7 @@ from .model.smallest_sizes import with_least_sizes
 from .pack import lay_down, pack, written_aside
 from .passes import pipeline
 from .passes.observer import Observer
-from .program import Built, build_program
+from .program import Built, build_program, run_bucket_passes
 from .promise import promised, refuse_over_budget
 from .prove.prove import on_host, prove
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
@@ -109,6 +109,8 @@ def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener 
     """
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
         line.optimise()
+        with line.clock.stage("passes"):
+            run_bucket_passes(line.exported, line.job, line.observer)
         return line.explained()
 
 

@@ -1,5 +1,6 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -172,6 +173,27 @@ class _Planned:
 def _planned(
     exported: Exported, job: Job, one: EntryJob, sizes: tuple[int, ...], observer: Observer, stop_after: str | None
 ) -> _Planned:
+    module, where = _bucket_graph(exported, job, one, sizes, observer, stop_after)
+    kernels = select(module.graph, job.target)
+    lives = lifetimes(module.graph, _spaces(exported, one), kernels)
+    effort = job.config.experimental_config.plan_effort
+    return _Planned(
+        exported, sizes, where, module.graph, kernels, lives, plan_arena(lives.intervals, ALIGNMENT, effort)
+    )
+
+
+def run_bucket_passes(exported: Sequence[Exported], job: Job, observer: Observer) -> None:
+    """The passes that need numbers for sizes, over the graph of each entry point's largest bucket."""
+    for one in job.entries:
+        sizes = max(one.bucket_sizes(), key=math.prod)
+        graph = next(graph for graph in exported if graph.entry == one.entry and graph.serves(sizes))
+        _bucket_graph(graph, job, one, sizes, observer, None)
+
+
+def _bucket_graph(
+    exported: Exported, job: Job, one: EntryJob, sizes: tuple[int, ...], observer: Observer, stop_after: str | None
+) -> tuple[torch.fx.GraphModule, str]:
+    """One bucket's graph after its passes, and what errors call it."""
     by_dim = dict(zip(one.dims(), sizes, strict=True))
     shapes = {
         placeholder: tuple(by_dim[size] if isinstance(size, str) else size for size in one.inputs[name].shape)
@@ -183,12 +205,7 @@ def _planned(
     check_graph(module, "specialise")
     with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
         pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)
-    kernels = select(module.graph, job.target)
-    lives = lifetimes(module.graph, _spaces(exported, one), kernels)
-    effort = job.config.experimental_config.plan_effort
-    return _Planned(
-        exported, sizes, where, module.graph, kernels, lives, plan_arena(lives.intervals, ALIGNMENT, effort)
-    )
+    return module, where
 
 
 def _interface(item: _Planned) -> Interface:

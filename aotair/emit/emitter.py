@@ -30,7 +30,7 @@ from aotair_runtime.format.schema import (
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import InternalError, UnsupportedError
-from ..graph.operand import op_of, operand, results_of
+from ..graph.operand import op_of, results_of
 from ..graph.streams import RECORD, stream_of
 from ..graph.user_line import source
 from ..lower import slices
@@ -163,7 +163,8 @@ class _Emitter:
 
     def _calls(self, node: Node, kernel: Kernel) -> Iterator[Instruction]:
         """The call of an op with the node's own arguments, or some calls on slices of them."""
-        args = tuple(self._arg(arg) for arg in node.args)
+        packed = kernel.packed
+        args = tuple(self._packed(arg) if n == packed else self._arg(arg) for n, arg in enumerate(node.args))
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
         if kernel.way is Way.EFFECT:
             yield self._make(kernel.op, Form.EFFECT, args, kwargs, (), node)
@@ -178,12 +179,13 @@ class _Emitter:
         elif kernel.way is Way.SLICES:
             yield from self._sliced(node, slices.sliced_arguments(node), args, kwargs)
         else:
-            if kernel.way is Way.PACKED:
-                args = (args[0], self._packed(operand(node, 1)), *args[2:])
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
-    def _packed(self, weight: Node) -> TensorArg:
-        """A constant, as the node packs it."""
+    def _packed(self, weight: object) -> Arg:
+        """A constant, or a list of it, as the node packs it."""
+        if isinstance(weight, (tuple, list)):
+            return tuple(map(self._packed, weight))
+        assert isinstance(weight, Node)
         plain = self._tensors.values()[self._tensor(weight)]
         return TensorArg(self._tensors.number(replace(plain, space=int(Space.PACKED))))
 

@@ -14,6 +14,7 @@ from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
+from ..graph.packed import packed_place
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
@@ -43,11 +44,13 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The overload to call, and how; for LISTS, also the op that makes the call's workspace."""
+    """The overload to call, and how; for LISTS, also the op that makes the call's workspace. `packed` is the number of
+    the argument that is read as the node packs it."""
 
     op: OpOverload
     way: Way
     workspace: OpOverload | None = None
+    packed: int | None = None
 
     @property
     def writes_all(self) -> bool:
@@ -85,7 +88,7 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
     if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
     if (packed := packed_op(target, op, node.args)) is not None:
-        return Kernel(packed, Way.PACKED)
+        return Kernel(packed, Way.PACKED, packed=1)
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(
@@ -96,7 +99,7 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
         returns_more = any(result.alias_info is None for result in op._schema.returns)
         return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT)
     if out is not None:
-        return Kernel(out, Way.OUT)
+        return Kernel(out, Way.OUT, packed=packed_place(node))
     if target.sliced_calls and slices.sliced_arguments(node) and len(slices.slice_bounds(node)) > 1:
         return Kernel(op, Way.SLICES)
-    return Kernel(op, Way.FRESH)
+    return Kernel(op, Way.FRESH, packed=packed_place(node))

@@ -28,6 +28,7 @@ from . import (
     remove_noop_ops,
     remove_self_copies,
     streams,
+    weight_nz,
 )
 from .edits import Edits
 from .observer import Observer
@@ -133,6 +134,8 @@ FINISH = (
 BUCKET_PIPELINE = (
     # Needs to know where each part of a result begins, in bytes.
     Pass("remove_cat_ops", remove_cat_ops.run, lambda config: config.debug.aclgraph.remove_cat_ops),
+    # Last: it marks the calls as they are now.
+    Pass("weight_nz", weight_nz.run, lambda config: config.experimental_config.weight_nz),
 )
 
 

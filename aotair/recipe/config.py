@@ -159,6 +159,11 @@ class ExperimentalConfig(_Options):
     verify_rules: bool = Field(
         default=True, description="check each fusion rule on random numbers before it is trusted"
     )
+    weight_nz: bool = Field(
+        default=False,
+        description="on NPUs (Atlas A2 and A3), read weights in the format NZ, into which each load casts them: those "
+        "of products in int8, of groups, and of products in float16 and bfloat16",
+    )
 
 
 def _a_pass(value: object) -> object:

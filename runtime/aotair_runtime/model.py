@@ -16,12 +16,13 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, Packed, open_device
+from .devices.forms import packs
 from .errors import ArgumentError, ClosedError, DeviceError, MalformedError
 from .format.packed import NEEDED, packed_constants
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
-from .memory.promise import Promise, Terms, promise
+from .memory.promise import Promise, Terms, plain_elsewhere, promise
 from .memory.sizes import fresh_bytes
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
@@ -66,8 +67,8 @@ def load(
     `memory_budget`: the most that the model may take, in bytes (int, "24GiB") or as a share of the device (0.9, "90%").
     `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
     `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
-    them (bfloat16 linear layers on the CPU): slower, and without a second copy of these weights in memory. Weights of
-    four bits are packed in any case.
+    them (bfloat16 linear layers on the CPU, the format NZ on NPUs): slower, and on the CPU without a second copy of
+    these weights in memory. Weights of four bits are packed in any case.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
@@ -120,21 +121,33 @@ class Model:
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
         program, device = self.program, self._parts.device
-        constants = device.place(self.artifact.constants)
+        constants = self._placed()
         states = device.copies([constants[state.constant] for state in program.state])
         self._resident = Resident(constants, states, self._packed(constants))
         for spec in program.entry_points:
             self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
+    def _placed(self) -> tuple[torch.Tensor, ...]:
+        """The constants where the device can read them; those that it has packed alone, as they lie in the file."""
+        device, found = self._parts.device, list(self.artifact.constants)
+        elsewhere = plain_elsewhere(self.program, device.kind, self._parts.settings.pack_weights)
+        numbers = [number for number in range(len(found)) if number not in elsewhere]
+        for number, placed in zip(numbers, device.place([found[number] for number in numbers]), strict=True):
+            found[number] = placed
+        return tuple(found)
+
     def _packed(self, constants: Sequence[torch.Tensor]) -> dict[tuple[int, str], Packed]:
         """The constants that instructions read packed, where the device has a form for them."""
-        found = {}
+        device, made = self._parts.device, dict[int, Packed | None]()
+        found: dict[tuple[int, str], Packed] = {}
         for number, op in packed_constants(self.program):
-            if not self._parts.settings.pack_weights and op not in NEEDED:
-                continue
-            if (made := self._parts.device.packed(constants[number], op)) is not None:
-                found[number, op] = made
+            asked = self._parts.settings.pack_weights or op in NEEDED
+            wanted = asked and packs(device.kind, op, constants[number].dtype)
+            if wanted and number not in made:
+                made[number] = device.packed(constants[number], op)
+            if wanted and (one := made[number]) is not None:
+                found[number, op] = one
             elif op in NEEDED:
                 raise MalformedError(
                     f"{op} cannot read the constant {self.program.constants[number].name}",

@@ -129,7 +129,7 @@ def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entri
     taken = [pool.bytes() for pool in pools]
     arenas = [pool.arena.nbytes for pool in pools]
     pooled = tuple(PoolMemory(arena, reached, b.allocated, b.reserved) for arena, b in zip(arenas, taken))
-    packed = sum(one.nbytes for one in resident.packed.values())
+    packed = sum(one.nbytes for one in resident.by_number.values())
     weights, state = device.held(resident.constants), device.held(resident.states)
     beside = sum(b.allocated for b in taken) - sum(device.held([pool.arena]).allocated for pool in pools)
     extra = sum(b.reserved for b in taken) - sum(arenas)
@@ -141,7 +141,7 @@ def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entri
         Category(PACKED, promised[PACKED], packed, packed),
     )
     return MemoryReport(
-        sum(tensor.nbytes for tensor in resident.constants),
+        sum(tensor.nbytes for tensor in resident.constants if tensor.device.type == device.kind),
         sum(tensor.nbytes for tensor in resident.states),
         program.arena,
         sum(arenas),

@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
+import simformats
 import torch
 import torch_npu
 from simcann import QUEUED, RUNNER, cann, is_null
@@ -84,7 +85,7 @@ def launch(kernel: Callable[[], object], on: int | None = None) -> None:
 
 # ---- tensors ----------------------------------------------------------------------------------------------------
 def alias(value):
-    """A CPU tensor over the same bytes as a device tensor; anything else as it is."""
+    """A CPU tensor over the same bytes as a device tensor, `Blocks` over one in NZ; anything else as it is."""
     if isinstance(value, torch.Generator):
         return None if value.device.type == "npu" else value
     if not isinstance(value, torch.Tensor) or value.device.type != "npu":
@@ -94,6 +95,8 @@ def alias(value):
     if not size or not value.numel():
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
     flat = torch.frombuffer((ctypes.c_char * size).from_address(storage.data_ptr()), dtype=torch.uint8)
+    if simformats.is_nz(value):
+        return simformats.blocks(value, flat)
     view = torch.empty(0, dtype=value.dtype)  # set_ asks only for the bytes that the view reaches
     return view.set_(flat.untyped_storage(), value.storage_offset(), value.size(), value.stride())
 
@@ -208,9 +211,27 @@ def _answer(reference):
     return kernel
 
 
+def plain(tree):
+    """Arguments with the values of those in NZ as they are now."""
+    return tree_map(lambda v: v.plain() if isinstance(v, simformats.Blocks) else v, tree)
+
+
 def kernel_for(op, reference=None):
     """The kernel that serves `op` with `reference`, by default the op's own CPU kernel."""
-    reference = reference or op
+    reference, name = reference or op, op.name()
+    if name in simformats.READERS:
+        kernel = _kernel_for(op, lambda *args, **kwargs: reference(*plain(args), **plain(kwargs)))
+    else:
+        kernel = _kernel_for(op, reference)
+
+    def checked(*args, **kwargs):
+        simformats.refuse(name, args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return checked
+
+
+def _kernel_for(op, reference):
     returns = op._schema.returns
     fresh = [r for r in returns if r.alias_info is None]
     if fresh and not any("Tensor" in str(r.type) for r in returns):
@@ -224,7 +245,7 @@ def copy_(dst, src, non_blocking=False):
     if is_null() and not defers():
         return dst
     target, source = alias(dst), alias(src)
-    launch(lambda: target.copy_(source))
+    launch(lambda: target.copy_(plain(source)))
     if not non_blocking and "cpu" in (dst.device.type, src.device.type):
         torch_npu.npu.current_stream().synchronize()
     return dst
@@ -241,3 +262,18 @@ def to_copy(x, *, dtype=None, layout=None, device=None, pin_memory=None, non_blo
 def clone(x, *, memory_format=None):
     """`aten::clone` by way of `copy_`."""
     return to_copy(x, memory_format=memory_format)
+
+
+def format_cast(x, acl_format):
+    """`npu::_npu_format_cast`: the same values in another format, in new memory."""
+    if int(torch_npu.get_npu_format(x)) == acl_format:
+        return x
+    whole = x.dim() > 1 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    fits = acl_format == simformats.ND or (simformats.allowed() and whole)
+    if acl_format not in (simformats.ND, simformats.NZ) or not x.is_contiguous():
+        raise RuntimeError(f"the simulated device casts no {list(x.stride())} to the format {acl_format}")
+    found = acl_format if fits else simformats.ND
+    made = torch.ops.npu.empty_with_format(list(x.shape), dtype=x.dtype, device=x.device, acl_format=found)
+    target, source = alias(made), alias(x)
+    launch(lambda: target.copy_(plain(source)))
+    return made

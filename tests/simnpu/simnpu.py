@@ -24,7 +24,18 @@ from simcann import (  # noqa: F401
     reset_peak,
     schedule,
 )
-from simkernels import alias, clone, copy_, defers, held_kernels, kernel_for, launch, take_failure, to_copy  # noqa: F401
+from simkernels import (  # noqa: F401
+    alias,
+    clone,
+    copy_,
+    defers,
+    format_cast,
+    held_kernels,
+    kernel_for,
+    launch,
+    take_failure,
+    to_copy,
+)
 
 # Ops that allocate, look at or reshape memory: torch_npu's own host code serves them.
 _HOST_CODE = {
@@ -37,7 +48,8 @@ _HOST_CODE = {
 _HOST_CODE_NPU = {
     "print_npugraph_tensor", "save_npugraph_tensor", "super_kernel_scope_begin", "super_kernel_scope_end",
     "set_op_timeout_ms",
-    "get_npu_format", "get_storage_size", "npu_change_data_ptr", "npu_format_cast", "npu_format_cast_", "copy_memory_",
+    "get_npu_format", "get_storage_size", "npu_change_data_ptr", "npu_format_cast", "copy_memory_",
+    "_npu_format_cast",
     "empty_with_format", "unsafe_empty_with_format", "empty_with_swapped_memory", "_npu_storage_resize",
 }  # fmt: skip
 _SPECIAL = {"copy_": copy_, "_to_copy": to_copy, "clone": clone}
@@ -133,5 +145,6 @@ def install() -> int:
             _implement(name, _no_reference(name))
     for base, kernel in _SPECIAL.items():
         _implement(f"aten::{base}", kernel)
+    _implement("npu::_npu_format_cast", format_cast)
     register("npu::npu_fusion_attention_v3", fusion_attention_v3)
     return count

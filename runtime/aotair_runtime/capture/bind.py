@@ -9,7 +9,7 @@ import torch
 from ..devices import GraphSpace, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
-from ..format.packed import PLACES, reads_packed
+from ..format.packed import packed_number, reads_packed
 from ..format.schema import (
     READ_ONLY,
     Arg,
@@ -141,9 +141,7 @@ class Tensors:
         if not reads_packed(instruction, self._bucket):
             return None
         op = self._program.ops[instruction.op].name
-        weight = instruction.args[PLACES[op]]
-        assert isinstance(weight, TensorArg)  # a rule of the format
-        return self._memory.packed.get((self._bucket.tensors[weight.index].index, op))
+        return self._memory.packed.get((self._bucket.tensors[packed_number(instruction, op)].index, op))
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
@@ -204,12 +202,10 @@ def bound_call(
     given = dict(kwargs)
     written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
+    packed = tensors.packed(instruction)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        packed = tensors.packed(instruction)
-        if packed is None:
-            return _copying(functools.partial(op, *args, **kwargs), targets)
-        return _copying(_with_packed(packed, op, args, kwargs, instruction), targets)
+        return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
         together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
         if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
@@ -219,17 +215,19 @@ def bound_call(
         kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)
-    return functools.partial(op, *args, **kwargs)
+    return _call(packed, op, args, kwargs, instruction)
 
 
-def _with_packed(
-    packed: Packed,
+def _call(
+    packed: Packed | None,
     op: torch._ops.OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     instruction: Instruction,
 ) -> Callable[[], torch.Tensor]:
-    """The call of an op that reads a packed weight. Raises MalformedError where the arguments do not fit that."""
+    """The call of an op, which may read a packed weight. Raises MalformedError where the arguments do not fit that."""
+    if packed is None:
+        return functools.partial(op, *args, **kwargs)
     call = packed.call(op, args, kwargs)
     if call is None:
         raise MalformedError(f"the arguments of {op} do not fit its weight", where=instruction.node)

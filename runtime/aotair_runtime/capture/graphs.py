@@ -42,6 +42,11 @@ class Resident:
     states: tuple[torch.Tensor, ...] = ()
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
 
+    @property
+    def by_number(self) -> dict[int, Packed]:
+        """Each packed constant once, whatever reads it."""
+        return {number: one for (number, _), one in self.packed.items()}
+
 
 @dataclass
 class CaptureCounters:

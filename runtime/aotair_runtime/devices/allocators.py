@@ -1,5 +1,6 @@
 """How does each kind of device allocate memory? Known without one, so that a build can promise what a load takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MIB = 1 << 20
@@ -33,6 +34,25 @@ class Allocator:
         if taken <= _MIB:
             return 2 * _MIB
         return 20 * _MIB if taken < 10 * _MIB else _round_up(taken, 2 * _MIB)
+
+    def reserved_apart(self, sizes: Sequence[int]) -> int:
+        """What it reserves for a block of each of these sizes, one after the other: each takes the smallest room that
+        segments for small ones, or those for all others, have left, and a new segment where there is none."""
+        if not self.segments:
+            return sum(sizes)
+        total, rooms = 0, {True: list[int](), False: list[int]()}
+        for nbytes in filter(None, sizes):
+            taken, segment = _round_up(nbytes + self.padding, self.block), self.reserved(nbytes)
+            small = taken <= _MIB
+            fits = [room for room in rooms[small] if room >= taken]
+            room = min(fits, default=segment)
+            if fits:
+                rooms[small].remove(room)
+            else:
+                total += segment
+            if room - taken > (0 if small else _MIB):  # what is left of others is not cut off
+                rooms[small].append(room - taken)
+        return total
 
 
 ALLOCATORS = {

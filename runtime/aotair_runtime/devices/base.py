@@ -138,7 +138,7 @@ class Packed(Protocol):
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], torch.Tensor] | None:
         """What `op` gives for these arguments, with the packed weight in the place of the plain one, in memory of its
-        own; None where they do not fit the weight: kernels need not ask."""
+        own or where an out argument says; None where they do not fit the weight: kernels need not ask."""
 
 
 class Device(Protocol):
@@ -159,7 +159,7 @@ class Device(Protocol):
         """Copies of tensors on this device, in one block."""
 
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
-        """A weight in the form that the device's kernel of `op` reads fastest; None: it is best as it is."""
+        """A weight in the form that the device's kernel of `op` reads fastest; None: it is best as it is (`forms`)."""
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         """What the allocator took for the memory of `tensors`, and what it reserves where they lie."""

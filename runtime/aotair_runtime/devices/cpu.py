@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..format.packed import NEEDED
+from . import forms, int4, onednn
 from .base import NOTHING, Bytes, Limits, Packed, Usage
-from .forms import FORMS
 from .host_call import HostCall
 
 
@@ -72,7 +73,9 @@ class CPU:
         return tuple(tensor.clone() for tensor in tensors)
 
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
-        return FORMS[op].packed(weight) if op in FORMS else None
+        if not forms.packs(self.kind, op, weight.dtype):
+            return None
+        return int4.packed(weight) if op in NEEDED else onednn.OnednnWeight(weight)
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

@@ -1,24 +1,23 @@
-"""Which forms does the CPU have for weights, by the op that reads them?"""
+"""Which weights does each kind of device keep in a form of its own, and what do they take there? Known without one, so
+that a build can promise what a load takes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-from . import int4, onednn
-from .base import Packed
+from ..format.packed import NEEDED
+from . import int4, nz, onednn
 
 
-@dataclass(frozen=True)
-class Form:
-    """`packed` gives a weight in this form, or None where it stays as it is; `nbytes` what that takes, by shape and
-    dtype."""
-
-    packed: Callable[[torch.Tensor], Packed | None]
-    nbytes: Callable[[Sequence[int], torch.dtype], int]
+def packs(device: str, op: str, kind: torch.dtype) -> bool:
+    """Whether a device of that kind packs a weight of a dtype for an op: in one form, whatever else reads it."""
+    if device == "cpu":
+        return kind == torch.uint8 if op in NEEDED else op == "aten::linear" and onednn.packs(kind)
+    return device == "npu" and op != "aten::linear" and nz.packs(kind)
 
 
-FORMS: Mapping[str, Form] = {
-    "aten::linear": Form(onednn.packed, onednn.packed_bytes),
-    "aten::_weight_int4pack_mm_for_cpu": Form(int4.packed, int4.packed_bytes),
-}
+def packed_bytes(device: str, shape: Sequence[int], kind: torch.dtype) -> int:
+    """What a weight that is packed takes."""
+    if device == "npu":
+        return nz.packed_bytes(shape, kind)
+    return int4.packed_bytes(shape, kind) if kind == torch.uint8 else onednn.packed_bytes(shape, kind)

@@ -1,7 +1,7 @@
 """Ascend NPUs, through torch_npu."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -10,7 +10,8 @@ import torch
 
 from ..errors import RequirementError
 from .accelerator import Accelerator
-from .base import Gate, Limits
+from .base import Gate, Limits, Packed
+from .nz import NzWeight
 from .updates import Updates
 from .vendor import Unfinished
 
@@ -37,24 +38,59 @@ class _Vendor:
             raise RequirementError(
                 "this node has no torch_npu", got=str(error), fix="pip install torch_npu, beside CANN"
             ) from error
-        self._calls = torch_npu._C
+        self.calls: Any = torch_npu._C
         self.version: str = torch_npu.__version__
         self.api: ModuleType = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
-        self.updates = _Updates(self._calls, self.api.ExternalEvent)
+        self.updates = _Updates(self.calls, self.api.ExternalEvent)
 
     def new_graph(self) -> Unfinished:
         graph: Unfinished = self.api.NPUGraph()
         return graph
 
     def stream_number(self, index: int) -> int:
-        number: int = self._calls._npu_getCurrentRawStream(index)
+        number: int = self.calls._npu_getCurrentRawStream(index)
         return number
 
     def release_pool(self, index: int, pool: tuple[int, int]) -> None:
-        self._calls._npu_releasePool(index, pool)
+        self.calls._npu_releasePool(index, pool)
 
     def stop_allocating(self, index: int, pool: tuple[int, int]) -> None:
-        self._calls._npu_endAllocateToPool(index, pool)
+        self.calls._npu_endAllocateToPool(index, pool)
+
+
+_NZ = 29  # CANN's number
+_OPTION = "ALLOW_INTERNAL_FORMAT"
+
+
+class _Casts:
+    """Casts to NZ, which torch_npu leaves undone unless an option of the process allows them. `give_back` is the
+    device's `trim`."""
+
+    def __init__(self, calls: Any, give_back: Callable[[], None]):
+        self._calls, self._ops, self.give_back = calls, torch.ops.npu, give_back
+
+    def empty_nz(self, shape: Sequence[int], kind: torch.dtype, device: torch.device) -> torch.Tensor:
+        made: torch.Tensor = self._ops.empty_with_format(list(shape), dtype=kind, device=device, acl_format=_NZ)
+        return made
+
+    def to_nz(self, tensor: torch.Tensor) -> torch.Tensor:
+        before = self._calls._npu_getOption(_OPTION)
+        self._calls._npu_setOption({_OPTION: "enable"})
+        try:
+            made: torch.Tensor = self._ops.npu_format_cast(tensor, _NZ)
+        finally:
+            if before != b"enable":
+                self._calls._npu_setOption({_OPTION: "disable"})
+        if self._ops.get_npu_format(made) != _NZ:
+            raise RequirementError(
+                "this NPU keeps no weights in the format NZ",
+                expected="Atlas A2 or A3",
+                fix="load the artifact with pack_weights=False",
+            )
+        return made
+
+    def copy_whole(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
+        self._ops.copy_memory_(into, tensor)  # as many bytes as the storage has, where it is in a private format
 
 
 class NPU(Accelerator):
@@ -65,3 +101,7 @@ class NPU(Accelerator):
         if index >= vendor.api.device_count():
             raise RequirementError(f"this node has no NPU {index}", got=f"{vendor.api.device_count()} NPUs")
         super().__init__(vendor, index)
+        self._casts = _Casts(vendor.calls, self.trim)
+
+    def packed(self, weight: torch.Tensor, op: str) -> Packed:
+        return NzWeight(weight, self.torch_device, self._casts)

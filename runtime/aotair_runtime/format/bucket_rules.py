@@ -1,5 +1,7 @@
 """Whether a bucket keeps the rules of the format: its tensors, its instructions and its streams."""
 
+import math
+
 from .demands import MAX_BYTES, Demands
 from .packed import is_legal, reads_packed, tensor_numbers
 from .schema import (
@@ -27,6 +29,11 @@ from .torch_names import dtype, layout, memory_format
 
 _MOST_STREAMS = 64  # of one bucket
 _INPUT_SPACES = (Space.CALLER, Space.INPUT)
+
+
+def _turned(values: tuple[int, ...]) -> tuple[int, ...]:
+    """With the last two swapped."""
+    return (*values[:-2], *reversed(values[-2:]))
 
 
 class BucketRules(Demands):
@@ -101,11 +108,13 @@ class BucketRules(Demands):
         return self.nbytes(constant.dtype, constant.shape, path)
 
     def whole(self, item: Placement, constant: Constant, path: str) -> None:
-        """A packed constant is read as it is: nothing knows where its parts lie."""
-        found = self.program.layouts[item.layout]
-        alike = (found.dtype, found.shape, item.offset) == (constant.dtype, constant.shape, 0)
-        self.require(alike and len(found.shape) == 2, path, "the whole of a matrix", found)
-        self.require(found.strides == (found.shape[1], 1), path, "a matrix without gaps", found.strides)
+        """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
+        found, shape = self.program.layouts[item.layout], constant.shape
+        self.require(2 <= len(shape) <= 3, path, "a matrix, or several", shape)
+        lying = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+        seen = ((found.shape, found.strides), (_turned(found.shape), _turned(found.strides)))
+        whole = found.dtype == constant.dtype and not item.offset and (shape, lying) in seen
+        self.require(whole, path, "the whole of a matrix without gaps", found)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
@@ -177,8 +186,11 @@ class BucketRules(Demands):
             self.argument(value, bucket, path)
         if reads_packed(instruction, bucket):
             op = self.program.ops[instruction.op].name
-            legal = is_legal(instruction, bucket, op)
-            self.require(legal, path, "a packed constant where a linear layer has its weight", op)
+            values = (*instruction.args, *(value for _, value in instruction.kwargs))
+            spaces = {bucket.tensors[n].space: bucket.tensors[n].layout for n in tensor_numbers(values)}
+            seen = self.program.layouts[spaces[Space.PACKED]]
+            legal = is_legal(instruction, bucket, op, seen.shape, seen.strides)
+            self.require(legal, path, "a packed constant where a matrix product has its weight", op)
 
     def updates(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """Host arguments name host inputs, and only beside them are there workspaces."""

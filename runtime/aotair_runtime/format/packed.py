@@ -1,25 +1,68 @@
 """Which constants does a program want packed? Those that a device may keep in the form that its kernels read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from .schema import Arg, Bucket, Form, Instruction, Program, Space, TensorArg
 
-# The ops that read packed constants, and the place of the constant among their arguments.
-PLACES = {"aten::linear": 1, "aten::_weight_int4pack_mm_for_cpu": 1}
-# Those that read them in no other form.
-NEEDED = frozenset({"aten::_weight_int4pack_mm_for_cpu"})
+
+@dataclass(frozen=True)
+class Reader:
+    """How an op reads a packed constant: as its argument number `place`, of `dims` dimensions, or as the only one of a
+    list there; `turned`: also with the last two dimensions swapped. `form` is that of its instructions;
+    `needed`: it reads them in no other form."""
+
+    place: int
+    form: Form = Form.COPY
+    dims: int = 2
+    turned: bool = False
+    listed: bool = False
+    needed: bool = False
+
+
+# The ops that read packed constants.
+READERS: Mapping[str, Reader] = {
+    "aten::linear": Reader(1),
+    "aten::_weight_int4pack_mm_for_cpu": Reader(1, needed=True),
+    "aten::mm.out": Reader(1, Form.OUT, turned=True),
+    "aten::addmm.out": Reader(2, Form.OUT, turned=True),
+    "npu::npu_quant_matmul": Reader(1),
+    "npu::npu_grouped_matmul": Reader(1, dims=3, listed=True),
+    "npu::npu_grouped_matmul.List": Reader(1, dims=3, listed=True),
+}
+NEEDED = frozenset(op for op, reader in READERS.items() if reader.needed)
+Packs = Callable[[int, str], bool]  # whether a device packs the constant of that number for that op
 
 
 def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
     """The numbers of the constants that some instruction reads packed, each with the name of its op, in order."""
     found: set[tuple[int, str]] = set()
+    for bucket, item in _calls(program):
+        if reads_packed(item, bucket):
+            op = program.ops[item.op].name
+            found.add((bucket.tensors[packed_number(item, op)].index, op))
+    return tuple(sorted(found))
+
+
+def only_packed(program: Program, packs: Packs) -> frozenset[int]:
+    """The numbers of the constants that are read packed alone, on a device that packs those of `packs`."""
+    wanted = {(number, op) for number, op in packed_constants(program) if packs(number, op)}
+    plain = {state.constant for state in program.state}
+    for bucket, item in _calls(program):
+        op = program.ops[item.op].name
+        values = (*item.args, *(value for _, value in item.kwargs))
+        for placement in (bucket.tensors[number] for number in tensor_numbers(values)):
+            packed = placement.space == Space.PACKED and (placement.index, op) in wanted
+            if placement.space in (Space.CONSTANT, Space.PACKED) and not packed:
+                plain.add(placement.index)
+    return frozenset(number for number, _ in wanted) - plain
+
+
+def _calls(program: Program) -> Iterator[tuple[Bucket, Instruction]]:
     for bucket in (bucket for entry in program.entry_points for bucket in entry.buckets):
         for item in (program.instructions[number] for number in bucket.code):
-            if not item.is_event and reads_packed(item, bucket):
-                op = program.ops[item.op].name
-                (weight,) = tensor_numbers(item.args[PLACES[op] : PLACES[op] + 1])
-                found.add((bucket.tensors[weight].index, op))
-    return tuple(sorted(found))
+            if not item.is_event:
+                yield bucket, item
 
 
 def reads_packed(item: Instruction, bucket: Bucket) -> bool:
@@ -28,13 +71,23 @@ def reads_packed(item: Instruction, bucket: Bucket) -> bool:
     return any(bucket.tensors[number].space == Space.PACKED for number in tensor_numbers(values))
 
 
-def is_legal(item: Instruction, bucket: Bucket, op: str) -> bool:
-    """Whether an instruction that reads a packed constant is one that may, and reads nothing else so."""
+def packed_number(item: Instruction, op: str) -> int:
+    """The tensor that a legal instruction reads packed, by number."""
+    (number,) = tensor_numbers(item.args[READERS[op].place : READERS[op].place + 1])
+    return number
+
+
+def is_legal(item: Instruction, bucket: Bucket, op: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether an instruction that reads a packed constant, seen with this shape and these strides, is one that may, and
+    reads nothing else so."""
+    reader = READERS.get(op)
     values = (*item.args, *(value for _, value in item.kwargs))
     read = [number for number in tensor_numbers(values) if bucket.tensors[number].space == Space.PACKED]
-    place = PLACES.get(op, len(item.args))
-    there = place < len(item.args) and item.args[place] == TensorArg(read[0])
-    return len(read) == 1 and there and item.form == Form.COPY
+    if reader is None or len(read) != 1 or reader.place >= len(item.args) or item.form != reader.form:
+        return False
+    there = (TensorArg(read[0]),) if reader.listed else TensorArg(read[0])
+    fits = len(shape) == reader.dims and (reader.turned or strides[-1] == 1)
+    return fits and item.args[reader.place] == there
 
 
 def tensor_numbers(values: tuple[Arg, ...]) -> Iterator[int]:

@@ -1,15 +1,15 @@
 """How much memory an artifact takes: worked out from its program alone, before anything is allocated."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
+from ..devices import forms
 from ..devices.allocators import ALLOCATORS, Allocator
-from ..devices.forms import FORMS
 from ..errors import MalformedError, MemoryBudgetError
-from ..format.packed import NEEDED, packed_constants
+from ..format.packed import NEEDED, only_packed, packed_constants
 from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
 from ..format.text import table
@@ -71,12 +71,15 @@ class Need:
 @dataclass(frozen=True)
 class Promise:
     """What a load takes in bytes, by purpose; and for a while, once the rest is there, what it takes to warm up and to
-    set inputs aside. `reload`: what `load_weights` takes of the host's memory."""
+    set inputs aside, and to pack one weight after the other (`packing`; `packing_reserved` is what the allocator
+    reserves for that). `reload`: what `load_weights` takes of the host's memory."""
 
     kind: str
     items: tuple[Item, ...]
     needs: tuple[Need, ...]
     reload: int = 0
+    packing: int = 0
+    packing_reserved: int = 0
 
     @property
     def warm_up(self) -> int:
@@ -100,7 +103,7 @@ class Promise:
     @property
     def peak(self) -> int:
         """The most that is reserved at one time, while loading or in a call."""
-        return self.reserved + max(need.meanwhile for need in self.needs)
+        return self.reserved + max(self.packing_reserved, *(need.meanwhile for need in self.needs))
 
     def as_dict(self) -> dict[str, object]:
         totals = {"nbytes": self.nbytes, "reserved": self.reserved, "warm_up": self.warm_up, "aside": self.aside}
@@ -114,6 +117,8 @@ class Promise:
             rows.append(["for a while, to warm up", self.warm_up, ALLOCATORS[self.kind].reserved(self.warm_up)])
         if self.aside:
             rows.append(["for a while, inputs set aside", self.aside, ALLOCATORS[self.kind].reserved(self.aside)])
+        if self.packing:
+            rows.append(["for a while, to pack weights", self.packing, self.packing_reserved])
         rows.append(["on the host, to load other weights", self.reload, self.reload])
         cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
         return table(["memory", "promised", "reserved at most"], cells)
@@ -146,7 +151,8 @@ def promise(program: Program, terms: Terms) -> Promise:
     needs = tuple(_needs(program, allocator))
     apart = terms.apart and not terms.arena_there
     streams = max(bucket.streams for entry in program.entry_points for bucket in entry.buckets)
-    weights = _together(allocator, program.constants)
+    packed, elsewhere = _packed(program, terms), plain_elsewhere(program, terms.kind, terms.pack_weights)
+    weights = _together(allocator, [c for number, c in enumerate(program.constants) if number not in elsewhere])
     state = _together(allocator, [program.constants[item.constant] for item in program.state])
     outputs = max(need.outputs if terms.output_clone else need.cloned for need in needs)
     arenas = [_round_up(need.height, step) for need in needs] if apart else [program.arena]
@@ -160,11 +166,12 @@ def promise(program: Program, terms: Terms) -> Promise:
         Item(FRESH, sum(fresh), sum(allocator.reserved(nbytes) for nbytes in fresh)),
         Item(WORKSPACE, *2 * (program.reserve.workspace * streams,)),
         Item("outputs kept by the caller, one call's", outputs, allocator.reserved(outputs)),
-        Item(PACKED, *2 * (_packed(program, terms),)),
+        Item(PACKED, sum(packed.values()), allocator.reserved_apart(list(packed.values()))),
         Item("reserve for the device", *2 * (program.reserve.device,)),
     )
-    mapped = terms.kind == "cpu"
-    return Promise(terms.kind, items, needs, reload_bytes(program, mapped, functools.partial(_packed_bytes, terms)))
+    here = terms.kind == "cpu"
+    reload = reload_bytes(program, range(len(program.constants)) if here else elsewhere, packed if here else {})
+    return Promise(terms.kind, items, needs, reload, *((0, 0) if here else _packing(program, packed, allocator)))
 
 
 def refuse_beyond(promised: Promise, limit: int, whose: str, where: str) -> None:
@@ -227,14 +234,34 @@ def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> i
     return sum(_round_up(tensor_bytes(constant), allocator.block) for constant in constants)
 
 
-def _packed(program: Program, terms: Terms) -> int:
-    """What packed constants take beside those in the file."""
-    return sum(_packed_bytes(terms, program.constants[number], op) for number, op in packed_constants(program))
+def plain_elsewhere(program: Program, kind: str, pack_weights: bool) -> frozenset[int]:
+    """The constants that lie on the host, where the device has them packed alone."""
+    if kind == "cpu" or not pack_weights:
+        return frozenset()
+    return only_packed(program, lambda number, op: forms.packs(kind, op, dtype(program.constants[number].dtype)))
 
 
-def _packed_bytes(terms: Terms, constant: Constant, op: str) -> int:
-    packs = terms.kind == "cpu" and op in FORMS and (terms.pack_weights or op in NEEDED)
-    return FORMS[op].nbytes(constant.shape, dtype(constant.dtype)) if packs else 0
+def _packed(program: Program, terms: Terms) -> dict[int, int]:
+    """What packed constants take, by number, beside those in the file."""
+    there = {
+        number: program.constants[number]
+        for number, op in packed_constants(program)
+        if _packs(program, terms, number, op)
+    }
+    return {n: forms.packed_bytes(terms.kind, c.shape, dtype(c.dtype)) for n, c in there.items()}
+
+
+def _packs(program: Program, terms: Terms, number: int, op: str) -> bool:
+    asked = terms.pack_weights or op in NEEDED
+    return asked and forms.packs(terms.kind, op, dtype(program.constants[number].dtype))
+
+
+def _packing(program: Program, packed: Mapping[int, int], allocator: Allocator) -> tuple[int, int]:
+    """The most that it takes for a while to pack one weight: its plain values, and its form, which is then copied. In
+    bytes, and as the allocator reserves them."""
+    plain = {number: tensor_bytes(program.constants[number]) for number in packed}
+    nbytes = max((packed[number] + plain[number] for number in packed), default=0)
+    return nbytes, max((allocator.reserved_apart((packed[n], plain[n])) for n in packed), default=0)
 
 
 def _warm_up(program: Program, bucket: Bucket) -> int:

@@ -81,7 +81,7 @@ def swap(model: Loaded, weights: Weights, resident: Resident) -> None:
 def _pack(resident: Resident, numbers: Sequence[int]) -> None:
     """Let what is packed follow the constants of these numbers."""
     changed = set(numbers)
-    for (number, _), packed in resident.packed.items():
+    for number, packed in resident.by_number.items():
         if number in changed:
             packed.fill(resident.constants[number])
 

@@ -1,0 +1,61 @@
+"""Which kernels of Ascend's Atlas A2 and A3 read a weight in the format NZ, and of which kind?
+
+Source: CANN's documentation of the kernels named here, and op-plugin, whose ops call them where a weight's storage is
+in NZ. NZ has blocks of 16 rows by 32 bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class NzKernel:
+    """`name`: CANN's. `place` is the weight's among the op's arguments, `listed` whether a list of it stands there.
+    The weight has one of `dtypes` and `dims` dimensions; `turned`: it may be a transposed view of what is stored.
+    `most`: the largest last dimension; `whole_blocks`: rows and columns are multiples of a block's. `bias`: the
+    dtype of a bias, by that of the weight; `results`: the dtypes of results, where not all that the op has."""
+
+    name: str
+    place: int
+    dtypes: tuple[torch.dtype, ...]
+    dims: int = 2
+    listed: bool = False
+    turned: bool = False
+    most: int | None = None
+    whole_blocks: bool = False
+    bias: tuple[tuple[torch.dtype, torch.dtype], ...] = ()
+    results: tuple[torch.dtype, ...] = ()
+
+
+_GROUPED = NzKernel(
+    "aclnnGroupedMatmulWeightNz",
+    place=1,
+    dtypes=(*_HALVES, torch.int8),
+    dims=3,
+    listed=True,
+    whole_blocks=True,
+    bias=((torch.float16, torch.float16), (torch.bfloat16, torch.float32), (torch.int8, torch.int32)),
+    results=_HALVES,
+)
+KERNELS: Mapping[str, NzKernel] = {
+    "aten::mm": NzKernel("aclnnMatmulWeightNz", place=1, dtypes=_HALVES, turned=True),
+    "aten::addmm": NzKernel("aclnnAddmmWeightNz", place=2, dtypes=_HALVES, turned=True),
+    "npu::npu_quant_matmul": NzKernel("aclnnQuantMatmulWeightNz", place=1, dtypes=(torch.int8,), most=65535),
+    "npu::npu_grouped_matmul": _GROUPED,
+    "npu::npu_grouped_matmul.List": _GROUPED,
+}
+# Products that have no such kernel: the weight's place among their arguments, and why.
+WITHOUT: Mapping[str, tuple[int, str]] = {
+    "npu::npu_weight_quant_batchmatmul": (1, "aclnnWeightQuantBatchMatmulNz is a kernel of Ascend 950 alone"),
+    "aten::linear": (1, "its input has gaps, so that it is no product of two matrices"),
+    "aten::bmm": (1, "op-plugin passes no batch of matrices in NZ to a kernel of its own"),
+}
+
+
+def block(kind: torch.dtype) -> tuple[int, int]:
+    """The rows and columns of a block."""
+    return 16, 32 // kind.itemsize
