@@ -109,7 +109,7 @@ def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener 
     """
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
         line.optimise()
-        with line.clock.stage("passes"):
+        with line.clock.stage("buckets"):
             run_bucket_passes(line.exported, line.job, line.observer)
         return line.explained()
 

@@ -210,7 +210,7 @@ def test_an_explanation_needs_no_plan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hears = Hears()
     found = explain(RECIPES["linear"], hears)
-    assert hears.stages == ["recipe", "model", "export", "passes"] and not list(tmp_path.iterdir())
+    assert hears.stages == ["recipe", "model", "export", "passes", "buckets"] and not list(tmp_path.iterdir())
     assert found.counts() == {} or all(len(pair) == 2 for pair in found.counts().values())
 
 
