@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 import yaml
 from cases import RECIPES
 from click.testing import CliRunner
@@ -200,3 +202,40 @@ def test_one_byte_too_many_is_refused_by_whose_budget_it_is(linear, parts, whose
 )
 def test_what_is_within_or_not_known_is_let_through(linear, parts):
     refuse_over_budget(linear, needs(**parts(promised(linear).peak)), "here")
+
+
+# ---- the memory of a reload ----------------------------------------------------------------------------------------
+
+
+class Wide(torch.nn.Module):
+    """Weights of which one is normed and one merged, before any call."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.rand(256, 256, dtype=dtype) for _ in range(4))
+        self.register_buffer("steps", torch.zeros(1, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps.add_(1)
+        normed = self.weights[2] / self.weights[2].norm(dim=1, keepdim=True)
+        x = torch.relu(torch.nn.functional.linear(x, self.weights[0]))
+        return torch.nn.functional.linear(x, torch.cat([normed, self.weights[3]])) + self.weights[1].sum() * self.steps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_reload_takes_of_the_host_is_promised(tmp_path: Path, dtype):
+    x = {"shape": [4, 256], "dtype": str(dtype).removeprefix("torch.")}
+    path = aotair.build(model=Wide(dtype), out=tmp_path / "m.aotair", inputs={"x": x}, verify={"atol": 9, "rtol": 9})
+    safetensors.torch.save_file(Wide(dtype).state_dict(), tmp_path / "w.safetensors")
+    with aotair.load(path) as model:
+        said, pages = model.promise.reload, sum(c.numel() * c.element_size() for c in model._resident.constants)
+        with torch.profiler.profile(profile_memory=True) as profile:
+            model.load_weights(tmp_path / "w.safetensors")
+        assert f"{said:,}" in str(model.promise)
+    mapped = (tmp_path / "w.safetensors").stat().st_size  # what the profiler counts of the file is no memory
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes() if abs(event.nbytes()) != mapped else 0
+        peak = max(peak, live)
+    assert 0.7 * (said - pages) <= peak <= said - pages + (16 << 10)  # golden tensors

@@ -28,6 +28,8 @@ READERS = {
 def is_nz(value) -> bool:
     """Is this a tensor of the device whose storage is in NZ?"""
     on_device = isinstance(value, torch.Tensor) and value.device.type == "npu"
+    if on_device and (value.is_neg() or value.is_conj()):  # asking for the format of such a view would copy it
+        return False
     return on_device and int(torch_npu.get_npu_format(value)) == NZ
 
 
