@@ -9,7 +9,7 @@ import torch
 from ..devices import GraphSpace, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
-from ..format.packed import packed_number, reads_packed
+from ..format.packed import read_packed
 from ..format.schema import (
     READ_ONLY,
     Arg,
@@ -138,10 +138,10 @@ class Tensors:
 
     def packed(self, instruction: Instruction) -> Packed | None:
         """The weight of an instruction that reads a packed one, where the device has packed it."""
-        if not reads_packed(instruction, self._bucket):
+        if not self._memory.packed or not (read := read_packed(instruction, self._bucket)):
             return None
-        op = self._program.ops[instruction.op].name
-        return self._memory.packed.get((self._bucket.tensors[packed_number(instruction, op)].index, op))
+        (number,) = read  # a rule of the format
+        return self._memory.packed.get((self._bucket.tensors[number].index, self._program.ops[instruction.op].name))
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]

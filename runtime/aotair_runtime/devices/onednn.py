@@ -52,11 +52,6 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
     return given.dim() > 0 and (given.shape[-1:] == weight.shape[1:] if shape is None else given.shape == shape)
 
 
-def packed(weight: torch.Tensor) -> OnednnWeight | None:
-    """The weight as oneDNN reads it fastest; None where that is as it is."""
-    return OnednnWeight(weight) if packs(weight.dtype) else None
-
-
 def packs(kind: torch.dtype) -> bool:
     """Whether weights of a dtype are read faster so on this processor."""
     return kind == torch.bfloat16 and _has_kernels()
@@ -69,9 +64,8 @@ def _has_kernels() -> bool:
 
 
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
-    """What a weight of that shape takes, packed; 0 where it stays as it is. It takes as much for a moment to find out:
-    only oneDNN knows."""
-    return _packed_bytes(tuple(shape), kind, torch.get_num_threads()) if packs(kind) else 0
+    """What a weight that it packs takes. It takes as much for a moment to find out: only oneDNN knows."""
+    return _packed_bytes(tuple(shape), kind, torch.get_num_threads())
 
 
 @functools.cache

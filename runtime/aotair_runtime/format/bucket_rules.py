@@ -1,9 +1,7 @@
 """Whether a bucket keeps the rules of the format: its tensors, its instructions and its streams."""
 
-import math
-
 from .demands import MAX_BYTES, Demands
-from .packed import is_legal, reads_packed, tensor_numbers
+from .packed import has_packed, is_legal, read_packed, tensor_numbers
 from .schema import (
     READ_ONLY,
     Arg,
@@ -31,11 +29,6 @@ _MOST_STREAMS = 64  # of one bucket
 _INPUT_SPACES = (Space.CALLER, Space.INPUT)
 
 
-def _turned(values: tuple[int, ...]) -> tuple[int, ...]:
-    """With the last two swapped."""
-    return (*values[:-2], *reversed(values[-2:]))
-
-
 class BucketRules(Demands):
     """The rules of the buckets of an entry point."""
 
@@ -55,6 +48,8 @@ class BucketRules(Demands):
         for number in bucket.code:
             self.index(number, len(self.program.instructions), f"{path}.code")
             self.instruction(self.program.instructions[number], bucket, f"instructions[{number}] in {path}")
+        if has_packed(bucket):
+            self.packed(bucket, path)
         self.updates(bucket, entry, path)
         self.streams(bucket, path)
         self.fresh(bucket, path)
@@ -111,9 +106,8 @@ class BucketRules(Demands):
         """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
         found, shape = self.program.layouts[item.layout], constant.shape
         self.require(2 <= len(shape) <= 3, path, "a matrix, or several", shape)
-        lying = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
         seen = ((found.shape, found.strides), (_turned(found.shape), _turned(found.strides)))
-        whole = found.dtype == constant.dtype and not item.offset and (shape, lying) in seen
+        whole = found.dtype == constant.dtype and not item.offset and (shape, _without_gaps(shape)) in seen
         self.require(whole, path, "the whole of a matrix without gaps", found)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
@@ -184,13 +178,14 @@ class BucketRules(Demands):
         named = (value for _, value in instruction.kwargs if not isinstance(value, (HostArg, WorkspaceArg)))
         for value in (*instruction.args, *named):
             self.argument(value, bucket, path)
-        if reads_packed(instruction, bucket):
-            op = self.program.ops[instruction.op].name
-            values = (*instruction.args, *(value for _, value in instruction.kwargs))
-            spaces = {bucket.tensors[n].space: bucket.tensors[n].layout for n in tensor_numbers(values)}
-            seen = self.program.layouts[spaces[Space.PACKED]]
-            legal = is_legal(instruction, bucket, op, seen.shape, seen.strides)
-            self.require(legal, path, "a packed constant where a matrix product has its weight", op)
+
+    def packed(self, bucket: Bucket, path: str) -> None:
+        """Packed constants are read as weights of matrix products alone."""
+        for item in (self.program.instructions[number] for number in bucket.code):
+            if read := read_packed(item, bucket):
+                op, seen = self.program.ops[item.op].name, self.program.layouts[bucket.tensors[read[0]].layout]
+                legal = is_legal(item, op, read, seen)
+                self.require(legal, f"{path}.code", "a packed constant where a matrix product has its weight", op)
 
     def updates(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """Host arguments name host inputs, and only beside them are there workspaces."""
@@ -236,3 +231,8 @@ def _without_gaps(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def _turned(values: tuple[int, ...]) -> tuple[int, ...]:
+    """With the last two swapped."""
+    return (*values[:-2], *reversed(values[-2:]))

@@ -1,9 +1,9 @@
 """Which constants does a program want packed? Those that a device may keep in the form that its kernels read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .schema import Arg, Bucket, Form, Instruction, Program, Space, TensorArg
+from .schema import Arg, Bucket, Form, Instruction, Layout, Program, Space, TensorArg
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ Packs = Callable[[int, str], bool]  # whether a device packs the constant of tha
 
 def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
     """The numbers of the constants that some instruction reads packed, each with the name of its op, in order."""
-    found: set[tuple[int, str]] = set()
-    for bucket, item in _calls(program):
-        if reads_packed(item, bucket):
-            op = program.ops[item.op].name
-            found.add((bucket.tensors[packed_number(item, op)].index, op))
+    buckets = [bucket for entry in program.entry_points for bucket in entry.buckets if has_packed(bucket)]
+    found = {
+        (bucket.tensors[number].index, program.ops[item.op].name)
+        for bucket, item in _calls(program, buckets)
+        for number in read_packed(item, bucket)
+    }
     return tuple(sorted(found))
 
 
@@ -48,7 +49,7 @@ def only_packed(program: Program, packs: Packs) -> frozenset[int]:
     """The numbers of the constants that are read packed alone, on a device that packs those of `packs`."""
     wanted = {(number, op) for number, op in packed_constants(program) if packs(number, op)}
     plain = {state.constant for state in program.state}
-    for bucket, item in _calls(program):
+    for bucket, item in _calls(program, (bucket for entry in program.entry_points for bucket in entry.buckets)):
         op = program.ops[item.op].name
         values = (*item.args, *(value for _, value in item.kwargs))
         for placement in (bucket.tensors[number] for number in tensor_numbers(values)):
@@ -58,35 +59,31 @@ def only_packed(program: Program, packs: Packs) -> frozenset[int]:
     return frozenset(number for number, _ in wanted) - plain
 
 
-def _calls(program: Program) -> Iterator[tuple[Bucket, Instruction]]:
-    for bucket in (bucket for entry in program.entry_points for bucket in entry.buckets):
+def _calls(program: Program, buckets: Iterable[Bucket]) -> Iterator[tuple[Bucket, Instruction]]:
+    for bucket in buckets:
         for item in (program.instructions[number] for number in bucket.code):
             if not item.is_event:
                 yield bucket, item
 
 
-def reads_packed(item: Instruction, bucket: Bucket) -> bool:
-    """Whether an argument of an instruction is a packed constant."""
+def has_packed(bucket: Bucket) -> bool:
+    """Whether any tensor of a bucket is a packed constant."""
+    return any(item.space == Space.PACKED for item in bucket.tensors)
+
+
+def read_packed(item: Instruction, bucket: Bucket) -> tuple[int, ...]:
+    """The packed constants among an instruction's arguments, by their number among the bucket's tensors."""
     values = (*item.args, *(value for _, value in item.kwargs))
-    return any(bucket.tensors[number].space == Space.PACKED for number in tensor_numbers(values))
+    return tuple(number for number in tensor_numbers(values) if bucket.tensors[number].space == Space.PACKED)
 
 
-def packed_number(item: Instruction, op: str) -> int:
-    """The tensor that a legal instruction reads packed, by number."""
-    (number,) = tensor_numbers(item.args[READERS[op].place : READERS[op].place + 1])
-    return number
-
-
-def is_legal(item: Instruction, bucket: Bucket, op: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether an instruction that reads a packed constant, seen with this shape and these strides, is one that may, and
-    reads nothing else so."""
+def is_legal(item: Instruction, op: str, read: tuple[int, ...], seen: Layout) -> bool:
+    """Whether an instruction that reads these packed constants, the first of which it sees so, is one that may."""
     reader = READERS.get(op)
-    values = (*item.args, *(value for _, value in item.kwargs))
-    read = [number for number in tensor_numbers(values) if bucket.tensors[number].space == Space.PACKED]
     if reader is None or len(read) != 1 or reader.place >= len(item.args) or item.form != reader.form:
         return False
     there = (TensorArg(read[0]),) if reader.listed else TensorArg(read[0])
-    fits = len(shape) == reader.dims and (reader.turned or strides[-1] == 1)
+    fits = len(seen.shape) == reader.dims and (reader.turned or seen.strides[-1] == 1)
     return fits and item.args[reader.place] == there
 
 

@@ -2,8 +2,9 @@
 
 from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
+from .packed import has_packed
 from .prologue import as_program, tensors
-from .schema import Part, Space
+from .schema import Part
 
 
 class PrologueRules(Demands):
@@ -33,8 +34,7 @@ class PrologueRules(Demands):
         self.require(once, f"{path}.makes", "constants that no other part makes", part.makes)
         program = as_program(self.program, part)
         BucketRules(program, self.where).bucket(part.bucket, program.entry_points[0], f"{path}.bucket")
-        plain = not any(item.space == Space.PACKED for item in part.bucket.tensors)
-        self.require(plain, f"{path}.bucket.tensors", "constants as they are", "packed ones")
+        self.require(not has_packed(part.bucket), f"{path}.bucket.tensors", "constants as they are", "packed ones")
         plain = part.bucket.streams == 1 and not part.bucket.events
         self.require(plain, f"{path}.bucket", "instructions on one stream, without events", part.bucket.streams)
         for number in part.bucket.code:

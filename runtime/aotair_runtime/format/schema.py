@@ -28,9 +28,7 @@ class Space(IntEnum):
     STATE = 2  # buffers that the model mutates: owned by the model, shared by all buckets
     CALLER = 3  # mutated inputs: memory of the caller, used in place
     INPUT = 4  # user inputs: their copies in planned memory, or the caller's own tensors where nothing is copied
-    PACKED = (
-        5  # a constant, as the kernel that reads it wants it to lie: made at load, where the device has such a form
-    )
+    PACKED = 5  # a constant as the kernel that reads it wants it: made at load, where the device has such a form
 
 
 READ_ONLY = (Space.CONSTANT, Space.INPUT, Space.PACKED)  # no instruction may write there

@@ -118,6 +118,10 @@ def _of_artifact(path: Path, program: Program) -> Weights:
     return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
 
 
+_TABLES = ("state", "ops", "layouts", "instructions", "arena", "alignment")
+_ALIKE = (*_TABLES, "entry_points", "prologue", "quantisation")
+
+
 def _check_alike(mine: Program, other: Program, where: str) -> None:
     """Raises WeightsError where two artifacts differ in anything but names, weights, proofs and what is golden."""
     fix = "build it with: aotair build RECIPE --like ARTIFACT, the one that is loaded"
@@ -125,16 +129,13 @@ def _check_alike(mine: Program, other: Program, where: str) -> None:
     if here != there:
         names = [text for text in (*here, *there) if text not in here or text not in there]
         raise WeightsError("the artifact has other constants than the model", where=where, got=some(names), fix=fix)
-    for field in ("state", "ops", "layouts", "instructions", "arena", "alignment", "entry_points", *_ALSO):
+    for field in _ALIKE:
         one, two = (
             [_unproved(entry) for entry in p.entry_points] if field == "entry_points" else getattr(p, field)
             for p in (mine, other)
         )
         if one != two:
             raise WeightsError(f"the artifact has other {field} than the model", where=where, fix=fix)
-
-
-_ALSO = ("prologue", "quantisation")
 
 
 def _unproved(entry: EntryPoint) -> EntryPoint:
@@ -165,8 +166,7 @@ def _check_derived(program: Program, where: str) -> None:
 
 def _check_quantisation(program: Program, checkpoint: Checkpoint) -> None:
     """Raises WeightsError where a checkpoint says of its tensors that they mean something else than the model's do."""
-    said = quantisation_of(checkpoint)
-    if said and program.quantisation and said != program.quantisation:
+    if program.quantisation and quantisation_of(checkpoint) not in ("", program.quantisation):
         raise WeightsError(
             "the checkpoint is quantised otherwise than the one that the model was built from",
             where=str(checkpoint.path),
