@@ -38,7 +38,6 @@ class Way(enum.Enum):
     OUT = "the op writes its results to their places"
     LISTS = "so it does, and takes lists of the host"
     SLICES = "it is called on slices of its first dimension, and each result is copied to its place"
-    PACKED = "the op reads its weight as the node packs it, and allocates its result, which is copied to its place"
     FRESH = "the op allocates its results, which are copied to their places"
 
 
@@ -88,7 +87,7 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
     if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
     if (packed := packed_op(target, op, node.args)) is not None:
-        return Kernel(packed, Way.PACKED, packed=1)
+        return Kernel(packed, Way.FRESH, packed=1)
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from aotair_runtime.devices.int4 import GROUPS, ROWS
+
 from ..ops import int4
 from ..target.target import Target
 
 _npu = torch.ops.npu
 _HALVES = (torch.float16, torch.bfloat16)
 MOST_INPUTS = (2**31 - 1) // 128**2  # so many products of int8 fit int32
-_CPU_GROUPS = (32, 64, 128, 256)
 _NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
 
 
@@ -70,9 +71,9 @@ def unfit_for_cpu(out: int, bits: int, group: int, dtype: torch.dtype) -> str:
         return "weights of 8 bits"
     if dtype not in _HALVES:
         return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
-    if group not in _CPU_GROUPS:
-        return f"groups of {group}, not of {', '.join(map(str, _CPU_GROUPS))}"
-    return f"{out} rows, not a multiple of 16" if out % 16 else ""
+    if group not in GROUPS:
+        return f"groups of {group}, not of {', '.join(map(str, GROUPS))}"
+    return f"{out} rows, not a multiple of {ROWS}" if out % ROWS else ""
 
 
 def _int4_on_cpu(x: Tensor, weight: QuantizedWeight) -> Tensor:

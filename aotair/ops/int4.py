@@ -7,6 +7,8 @@ rows make that slow, or nothing may be packed, it is the ops of which the kernel
 import torch
 from torch import Tensor
 
+from aotair_runtime.devices.int4 import numbers
+
 from .registry import HostOp, define_op
 
 
@@ -16,7 +18,7 @@ def linear_int4(x: Tensor, rows: Tensor, group: int, factors: Tensor) -> Tensor:
     rows: (out, in / 2) uint8, two numbers 0 … 15 of neighbours in each, the first in the lower four bits. factors:
     (in / group, out, 2) in the dtype of x, the scale and the summand of each group of neighbours of a row.
     """
-    wide = torch.stack((rows & 15, rows >> 4), dim=2).flatten(1).float().unflatten(1, (-1, group)) - 8
+    wide = numbers(rows).float().unflatten(1, (-1, group)) - 8
     scale, summand = factors.float().permute(1, 0, 2).unsqueeze(2).unbind(3)
     return torch.nn.functional.linear(x, (wide * scale + summand).flatten(1).to(x.dtype))
 

@@ -15,18 +15,9 @@ _OP = "npu_weight_quant_batchmatmul"
 _PACKED = 8  # int4 in an int32
 
 
-def pack_int4(weight: Tensor) -> Tensor:
-    """Whole numbers from -8 to 7, (rows, columns), as int32 (rows, columns / 8): eight neighbours, the first in the
-    lowest four bits."""
-    eights: Tensor = weight.to(torch.int32).unflatten(1, (-1, _PACKED))
-    packed = eights[..., 0] & 15
-    for number in range(1, _PACKED):
-        packed = packed | ((eights[..., number] & 15) << (4 * number))
-    return packed
-
-
 def unpack_int4(packed: Tensor) -> Tensor:
-    """The reverse of `pack_int4`."""
+    """Whole numbers from -8 to 7, (rows, columns), of int32 (rows, columns / 8), which hold eight neighbours each, the
+    first in the lowest four bits."""
     shifts = torch.arange(28, -1, -4, dtype=torch.int32, device=packed.device)  # what lies above falls out
     return ((packed.unsqueeze(-1) << shifts) >> 28).flatten(1)
 
@@ -73,7 +64,7 @@ def weight_quant_matmul(
 ) -> Tensor:
     """`x @ ((weight + antiquant_offset) * antiquant_scale) + bias` in the dtype of x, summed in float32.
 
-    x: (m, k) float16 or bfloat16; weight: (k, n) int8, or (k, n / 8) int32 of `pack_int4`; antiquant_scale and
+    x: (m, k) float16 or bfloat16; weight: (k, n) int8, or (k, n / 8) int32 (`unpack_int4`); antiquant_scale and
     antiquant_offset: (1,), (1, 1), (n,) or (1, n) of x's dtype, and with antiquant_group_size (k / group, n), a row for
     each group of neighbours along k; bias: (n,) or (1, n), float16 beside float16 and float32 beside bfloat16.
     """

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 _aten = torch.ops.aten
-_GROUPS = (32, 64, 128, 256)
-_ROWS = 16  # that the number of rows has to be a multiple of
+GROUPS = (32, 64, 128, 256)  # of neighbours in a row with one scale: what the kernel takes
+ROWS = 16  # that the number of rows has to be a multiple of
 
 
 class Int4Weight:
@@ -34,9 +34,8 @@ class Int4Weight:
 def packed(weight: torch.Tensor) -> Int4Weight | None:
     """The weight as the kernel reads it; None where it is none that the kernel takes."""
     fits = weight.dtype == torch.uint8 and weight.dim() == 2 and weight.numel() > 0
-    return (
-        Int4Weight(weight) if fits and not weight.shape[0] % _ROWS and not weight.shape[1] % (_GROUPS[0] // 2) else None
-    )
+    fits = fits and not weight.shape[0] % ROWS and not weight.shape[1] * 2 % GROUPS[0]
+    return Int4Weight(weight) if fits else None
 
 
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
@@ -45,16 +44,20 @@ def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
-    wide = torch.stack((weight & 15, weight >> 4), dim=2).flatten(1).to(torch.int32)
-    made: torch.Tensor = _aten._convert_weight_to_int4pack_for_cpu(wide, 1)
+    made: torch.Tensor = _aten._convert_weight_to_int4pack_for_cpu(numbers(weight).to(torch.int32), 1)
     return made
+
+
+def numbers(weight: torch.Tensor) -> torch.Tensor:
+    """The numbers 0 … 15 in the bytes (out, in / 2) of a weight: uint8 (out, in)."""
+    return torch.stack((weight & 15, weight >> 4), dim=2).flatten(1)
 
 
 def _fit(x: object, weight: torch.Tensor, group: object, factors: object) -> bool:
     """Whether x is (rows, in), and the factors, a scale and a summand for each group, (in / group, out, 2)."""
     if not isinstance(x, torch.Tensor) or not isinstance(factors, torch.Tensor):
         return False
-    if not isinstance(group, int) or group not in _GROUPS:
+    if not isinstance(group, int) or group not in GROUPS:
         return False
     out, width = weight.shape[0], weight.shape[1] * 2
     there = x.dim() == 2 and x.shape[1] == width and x.is_contiguous() and x.dtype.is_floating_point

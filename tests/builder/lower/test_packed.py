@@ -6,7 +6,7 @@ import torch
 from aotair.graph.derived import mark_constant
 from aotair.lower.graph_builder import GraphBuilder
 from aotair.lower.packed import packed_op
-from aotair.lower.select import Way, select
+from aotair.lower.select import Kernel, Way, select
 from aotair.target.target import Target
 
 aten, air, BF16 = torch.ops.aten, torch.ops.air, torch.bfloat16
@@ -20,7 +20,7 @@ def x_of(rows: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def found(op, arguments, target: Target = HOST, constant: bool = True, turned: bool = False):
-    """The op of a call and its way; the tensors after the first are constants, or the second is a view of one."""
+    """The op of a call and its kernel; the tensors after the first are constants, or the second is a view of one."""
     build = GraphBuilder(target)
     nodes: list = []
     for number, item in enumerate(arguments):
@@ -33,7 +33,7 @@ def found(op, arguments, target: Target = HOST, constant: bool = True, turned: b
     if turned:
         nodes[1] = build.call(aten.t.default, nodes[1])
     node = build.call(op, *nodes)
-    return packed_op(target, op, node.args), select(build.graph, target)[node].way
+    return packed_op(target, op, node.args), select(build.graph, target)[node]
 
 
 def linear(rows: int, dtype: torch.dtype = BF16) -> tuple:
@@ -46,13 +46,14 @@ def four_bits(rows: int, dtype: torch.dtype = BF16) -> tuple:
 
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_linear_layer_of_few_rows_reads_its_weight_packed(rows: int):
-    assert found(*linear(rows)) == (aten.linear.default, Way.PACKED)
+    op = aten.linear.default
+    assert found(*linear(rows)) == (op, Kernel(op, Way.FRESH, packed=1))
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
-    want = (aten._weight_int4pack_mm_for_cpu.default, Way.PACKED)
-    assert found(*four_bits(rows)) == want
+    op = aten._weight_int4pack_mm_for_cpu.default
+    assert found(*four_bits(rows)) == (op, Kernel(op, Way.FRESH, packed=1))
 
 
 @pytest.mark.parametrize(
@@ -75,5 +76,5 @@ def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
     ],
 )
 def test_others_read_it_as_it_is(call: tuple, options: dict):
-    op, way = found(*call, **options)
-    assert op is None and way is not Way.PACKED
+    op, kernel = found(*call, **options)
+    assert op is None and kernel.packed is None
