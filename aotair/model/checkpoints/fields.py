@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotair_runtime.artifact.json_file import json_object
+
 from ...errors import ModelError
 
 _MOST_BYTES = 1 << 26
@@ -112,11 +114,6 @@ class Fields:
 def read_fields(file: Path) -> Fields:
     """The object that a JSON file holds. Raises ModelError."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return Fields(file, "", json_object(file, _MOST_BYTES))
+    except ValueError as error:
         raise ModelError(f"model.weights: {file.name} cannot be read as JSON: {error}", where=str(file)) from error
-    if not isinstance(found, dict):
-        raise ModelError("model.weights: the file holds no object", where=str(file), got=repr(found)[:80])
-    return Fields(file, "", found)

@@ -9,12 +9,10 @@ import safetensors
 import torch
 
 from aotair_runtime.artifact.checkpoint import Checkpoint
+from aotair_runtime.artifact.quantisation import CONFIG, PARTS
 
 from ...errors import ModelError
 from .fields import Fields, read_fields
-
-CONFIG = "config.json"
-_PARTS = ("quantization_config", "compression_config")  # the second is what compressed-tensors wrote at first
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Folder:
         if not self.path.is_dir() or not file.is_file():
             return None
         config = read_fields(file)
-        found = [part for name in _PARTS if (part := config.part(name)) is not None]
+        found = [part for name in PARTS if (part := config.part(name)) is not None]
         return found[0] if found else None
 
     @functools.cached_property

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aotair_runtime.artifact.quantisation import DESCRIPTION
+
 from ...target.target import Target
 from ..quantized_linear import QuantizedWeight, int8_sums
 from .activations import Activations, Fixed, fixed_numbers, int8_product, product
@@ -22,7 +24,6 @@ from .folder import Folder
 from .layer import FLOATS, Layer, Wanted
 from .unpack import halves, where_all
 
-_DESCRIPTION = "quant_model_description*.json"
 _PLAIN = "FLOAT"
 _KINDS = ("W8A8", "W8A8_DYNAMIC", "W8A16", "W4A8_DYNAMIC")
 _LARGEST = 1 << 20
@@ -153,7 +154,7 @@ class MsModelSlim:
 
 def read(folder: Folder, target: Target) -> MsModelSlim | None:
     """What a folder that msModelSlim wrote says of its layers; None for another. Raises ModelError."""
-    files = sorted(folder.path.glob(_DESCRIPTION)) if folder.path.is_dir() else []
+    files = sorted(folder.path.glob(DESCRIPTION)) if folder.path.is_dir() else []
     return MsModelSlim(folder, read_fields(files[0]), target) if files else None
 
 

@@ -8,9 +8,10 @@ import safetensors
 
 from ..errors import WeightsError
 from .checkpoint import Checkpoint
+from .json_file import json_object
 
-_PARTS = ("quantization_config", "compression_config")
-_DESCRIPTION = "quant_model_description*.json"
+CONFIG, DESCRIPTION = "config.json", "quant_model_description*.json"  # the second is msModelSlim's
+PARTS = ("quantization_config", "compression_config")  # the second is what compressed-tensors wrote at first
 _TYPED = '"_type"'  # what torchao's headers hold of each tensor
 _SAYS_NOTHING = ("global_compression_ratio", "meta", "quantization_status")  # of what numbers mean
 _MOST_BYTES = 1 << 26
@@ -21,9 +22,9 @@ def quantisation_of(checkpoint: Checkpoint) -> str:
     WeightsError where a file cannot be read."""
     said: dict[str, object] = {}
     if checkpoint.path.is_dir():
-        config = _object(checkpoint.path / "config.json")
-        said |= {part: _meaning(config[part]) for part in _PARTS if config.get(part) is not None}
-        for file in sorted(checkpoint.path.glob(_DESCRIPTION)):
+        config = _object(checkpoint.path / CONFIG)
+        said |= {part: _meaning(config[part]) for part in PARTS if config.get(part) is not None}
+        for file in sorted(checkpoint.path.glob(DESCRIPTION)):
             said[file.name] = _object(file)
     said |= _headers(checkpoint)
     if not said:
@@ -47,15 +48,10 @@ def _headers(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def _object(file: Path) -> dict[str, object]:
-    """The JSON object in a file; an empty one where there is no file."""
+    """What a JSON file says; nothing where there is no file."""
     if not file.is_file():
         return {}
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
-        found = json.loads(file.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-    except (ValueError, OSError, RecursionError) as error:
+        return json_object(file, _MOST_BYTES)
+    except ValueError as error:
         raise WeightsError(f"a description of the checkpoint cannot be read: {error}", where=str(file)) from error
-    return found

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..artifact.checkpoint import Checkpoint, open_checkpoint, some
+from ..artifact.json_file import json_object
 from ..errors import WeightsError
 from ..format.prologue import tensors
 from ..format.schema import Constant, Part, Program
@@ -120,13 +121,9 @@ def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
 def _config(path: Path) -> dict[str, Any]:
     file = (path if path.is_dir() else path.parent) / CONFIG
     try:
-        if file.stat().st_size > _MOST_CONFIG_BYTES:
-            raise ValueError(f"it has more than {_MOST_CONFIG_BYTES} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found: dict[str, Any] = json_object(file, _MOST_CONFIG_BYTES)
+    except ValueError as error:
         raise WeightsError(f"the adapter's configuration cannot be read: {error}", where=str(file)) from error
-    if not isinstance(found, dict):
-        raise WeightsError("the adapter's configuration is no JSON object", where=str(file), got=repr(found)[:80])
     for option, value in found.items():
         served = _SERVED.get(option, ())
         if served is not None and value not in (*served, *_EMPTY):
