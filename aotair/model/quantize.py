@@ -31,7 +31,7 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     names = _chosen(model, job)
     layers = {group[0]: model.get_submodule(group[0]) for group in names}
     linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
-    refuse_altered(linears, "quantize", job.where)
+    refuse_altered(linears, "quantize", job.where, "name them in quantize.skip, or ")
     _refuse_unfit(linears, job)
     calibration = calibration_of(job)
     largest = _largest(model, linears, calibration, job)
@@ -95,11 +95,12 @@ def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
         group = part.group or width
         if not out or not width:
             yield f"{name} (a weight without elements)"
-        elif part.linear.startswith("int8") and width > MOST_INPUTS:
-            yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
         elif width % group:
             yield f"{name} ({width} inputs, no multiple of group_size {group})"
-        elif part.linear.endswith("weight_only") and (why := _why_unfit(linear.weight, part.bits, group, job)):
+        elif not part.linear.endswith("weight_only"):
+            if width > MOST_INPUTS:
+                yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
+        elif why := _why_unfit(linear.weight, part.bits, group, job):
             yield f"{name} ({why})"
 
 

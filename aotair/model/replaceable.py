@@ -9,9 +9,9 @@ from aotair_runtime.artifact.checkpoint import some
 from ..errors import ModelError
 
 
-def refuse_altered(layers: Mapping[str, nn.Module], what: str, where: str) -> None:
+def refuse_altered(layers: Mapping[str, nn.Module], what: str, where: str, fix: str = "") -> None:
     """Raises ModelError where code of the model's hangs on a layer: hooks, as weight_norm has one, or a forward of its
-    own. What stands for the layer would leave that out."""
+    own. What stands for the layer would leave that out. `fix`: what else may be done about it."""
     altered = [f"{name} ({why})" for name, layer in layers.items() if (why := _why_altered(layer))]
     if altered:
         raise ModelError(
@@ -19,7 +19,7 @@ def refuse_altered(layers: Mapping[str, nn.Module], what: str, where: str) -> No
             where=where,
             expected="nn.Linear without hooks, and with the forward of its class",
             got=some(altered),
-            fix="name them in quantize.skip, or apply in the factory what the hooks do (remove_weight_norm, say)",
+            fix=f"{fix}apply in the factory what the hooks do (remove_weight_norm, say)",
         )
 
 

@@ -4,13 +4,13 @@ In floats, activations are rounded to what the format can hold and multiplied as
 the format's, and the time is that of floats.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...target.target import Target
-from ..quantized_linear import MOST_INPUTS, QuantizedWeight, int8_sums, weight_only
+from ..quantized_linear import MOST_INPUTS, QuantizedWeight, int8_activations, int8_sums, weight_only
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -54,7 +54,9 @@ def product(
         return _by_sums(x, weight, bias, activations, fixed, target)
     if x.dtype not in _HALVES:
         return weight_only(rounded(x, activations, fixed), weight, bias, target)
-    return _by_token(x, weight, bias) if fixed is None else _by_fixed(x, weight, bias, fixed)
+    if fixed is None:
+        return int8_activations(x, replace(weight, scale=weight.scale.float()), bias, target)
+    return _by_fixed(x, weight, bias, fixed)
 
 
 def float8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -138,19 +140,6 @@ def _by_sums(
     result = sums * scale * weight.scale.float().flatten()
     result = result if bias is None else result + bias.float()
     return result.to(x.dtype).view(*x.shape[:-1], weight.rows.shape[0])
-
-
-def _by_token(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    tokens, scale = torch.ops.npu.npu_dynamic_quant(x)
-    result: Tensor = torch.ops.npu.npu_quant_matmul(
-        tokens.view(-1, tokens.shape[-1]),
-        weight.rows.t().contiguous(),
-        weight.scale.float().flatten(),
-        pertoken_scale=scale.view(-1),
-        bias=None if bias is None else bias.float(),
-        output_dtype=x.dtype,
-    )
-    return result.view(*x.shape[:-1], result.shape[-1])
 
 
 def _by_fixed(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, fixed: Fixed) -> Tensor:
