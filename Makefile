@@ -75,6 +75,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m benchmarks.derived
 	$(BIN)/python -m benchmarks.packed
 	$(BIN)/python -m benchmarks.large
+	$(BIN)/python -m benchmarks.quantized
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

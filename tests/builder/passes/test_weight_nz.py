@@ -9,7 +9,7 @@ from graphs import reasons, run_pass, trace
 from aotair.builder import explain
 from aotair.graph.derived import mark_constant
 from aotair.graph.packed import packed_place
-from aotair.ops import npu as npu_ops  # noqa: F401
+from aotair.ops import npu as npu_ops  # noqa: F401  # defines the ops that graphs of this file call
 from aotair.passes import weight_nz
 from aotair.passes.edits import Edits
 from aotair.target.target import Target
