@@ -8,13 +8,11 @@ from pathlib import Path
 
 import torch
 
-from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
-from aotair_runtime.weights.golden import replay_golden
 
 from . import fusion
-from .errors import ExportError, InternalError, ModelError, ProofError, RecipeError, SizesError, UnsupportedError
+from .errors import ExportError, ModelError, RecipeError, SizesError, UnsupportedError
 from .export.export import export, export_at
 from .export.exported import Exported
 from .export.identity import unified
@@ -27,12 +25,12 @@ from .model.histories import Beginning
 from .model.load import load_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
-from .pack import lay_down, pack, written_aside
+from .pack import check_written, lay_down, pack, written_aside
 from .passes import pipeline
 from .passes.observer import Observer
 from .program import Built, build_program, run_bucket_passes
 from .promise import promised, refuse_over_budget
-from .prove.prove import on_host, prove
+from .prove.prove import prove
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
@@ -256,7 +254,7 @@ class _Line:
         with self.clock.stage("pack"):
             program = pack(proved, page(proved.program, counts, built.pictures, self.quantised), folder)
         with self.clock.stage("check"):
-            _check_written(folder, self.job.where)
+            check_written(folder, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)
 
     def _summary(
@@ -347,41 +345,6 @@ def _observer(job: Job, max_rewrites: int | None) -> Observer:
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
     return Observer(job.target, folder, max_rewrites, dump.type == "py")
-
-
-# How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
-_WAYS = (
-    {"clone_input": True, "enable_output_clone": False},
-    {"clone_input": False, "enable_output_clone": False, "disable_mempool_reuse_in_same_fx": True},
-    {"clone_input": False, "enable_output_clone": True},
-)
-
-
-def _check_written(folder: Path, where: str) -> None:
-    """What lies on disk loads and answers, however a node loads it. Raises ProofError."""
-    artifact = open_artifact(folder)
-    for options in _WAYS:
-        chosen = ", ".join(f"{option}={value}" for option, value in options.items())
-        try:
-            with on_host(artifact, **options) as model:
-                wrong = [result for result in replay_golden(model) if not result.within]
-        except AotairError as error:
-            raise ProofError(
-                f"the written artifact cannot be used with {chosen}: {error.what}",
-                where=error.where or where,
-                expected=error.expected or "an artifact that loads with each option",
-                got=error.got,
-                fix=error.fix,
-            ) from error
-        except Exception as error:
-            raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
-        if wrong:
-            raise ProofError(
-                f"the written artifact answers differently with {chosen}",
-                where=f"{where}: {wrong[0].entry}, bucket {wrong[0].bucket}",
-                expected="the original model's outputs",
-                got=f"an error of {wrong[0].max_abs_error:.3g}",
-            )
 
 
 class _Clock:

@@ -13,14 +13,22 @@ import torch
 
 from aotair_runtime.artifact.digests import described
 from aotair_runtime.artifact.open import Artifact, open_artifact
-from aotair_runtime.errors import ArtifactError
+from aotair_runtime.errors import AotairError, ArtifactError
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
+from aotair_runtime.weights.golden import replay_golden
 
-from .errors import InternalError, RecipeError
+from .errors import InternalError, ProofError, RecipeError
 from .graph.resolve import resolved
 from .program import Built
-from .prove.prove import Proved
+from .prove.prove import Proved, on_host
+
+# How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
+_WAYS = (
+    {"clone_input": True, "enable_output_clone": False},
+    {"clone_input": False, "enable_output_clone": False, "disable_mempool_reuse_in_same_fx": True},
+    {"clone_input": False, "enable_output_clone": True},
+)
 
 
 @contextlib.contextmanager
@@ -55,6 +63,33 @@ def pack(proved: Proved, report: str, folder: Path) -> Program:
     (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
     (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
+
+
+def check_written(folder: Path, where: str) -> None:
+    """What lies on disk loads and answers, however a node loads it. Raises ProofError."""
+    artifact = open_artifact(folder)
+    for options in _WAYS:
+        chosen = ", ".join(f"{option}={value}" for option, value in options.items())
+        try:
+            with on_host(artifact, **options) as model:
+                wrong = [result for result in replay_golden(model) if not result.within]
+        except AotairError as error:
+            raise ProofError(
+                f"the written artifact cannot be used with {chosen}: {error.what}",
+                where=error.where or where,
+                expected=error.expected or "an artifact that loads with each option",
+                got=error.got,
+                fix=error.fix,
+            ) from error
+        except Exception as error:
+            raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
+        if wrong:
+            raise ProofError(
+                f"the written artifact answers differently with {chosen}",
+                where=f"{where}: {wrong[0].entry}, bucket {wrong[0].bucket}",
+                expected="the original model's outputs",
+                got=f"an error of {wrong[0].max_abs_error:.3g}",
+            )
 
 
 def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:

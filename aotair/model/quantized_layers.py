@@ -7,7 +7,7 @@ once, and again for other weights.
 import torch
 from torch import Tensor, nn
 
-from ..recipe.recipe import QuantizePart
+from ..recipe.quantize_part import QuantizePart
 from ..target.target import Target
 from .quantized_linear import int8_activations, weight_only
 from .rounding import rounded

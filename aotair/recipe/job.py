@@ -17,7 +17,8 @@ from ..target.target import Target
 from .config import CUSTOM_PASSES, CompilerConfig
 from .entry import EntryJob, entry_jobs
 from .imports import import_callable
-from .recipe import ModelPart, QuantizePart, Recipe, TargetPart
+from .quantize_part import QuantizePart
+from .recipe import ModelPart, Recipe, TargetPart
 
 
 @dataclass(frozen=True)

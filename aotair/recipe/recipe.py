@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -21,6 +20,8 @@ from aotair_runtime.memory.amounts import read_budget, read_bytes
 
 from ..target.target import Target
 from .config import CompilerConfig
+from .part import Part, Size
+from .quantize_part import QuantizePart
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 _INTEGERS = {"bool": (0, 1), "uint8": (0, 255)} | {
@@ -32,7 +33,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 # An argument, or by dots what lies within one: batch.ids, layers.0
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.=\s]+)*$")]
 CONTAINERS = {"dict": dict, "list": list, "tuple": tuple}
-Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 def _plain(value: object) -> object:
@@ -61,11 +61,7 @@ Fill = Literal["any"] | bool | int | float
 BOUND = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:([+-])\s*(\d+))?")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class ModelPart(_Part):
+class ModelPart(Part):
     """Where the model comes from. Only a model that is given as an object has no factory."""
 
     model_config = ConfigDict(json_schema_extra={"required": ["factory"]})
@@ -89,7 +85,7 @@ class ModelPart(_Part):
     )
 
 
-class TargetPart(_Part):
+class TargetPart(Part):
     """What the artifact will run on."""
 
     device: Literal["cpu", "cuda", "npu"] = Field(
@@ -126,7 +122,7 @@ class TargetPart(_Part):
         return self
 
 
-class InputPart(_Part):
+class InputPart(Part):
     """One tensor argument of the model."""
 
     shape: list[Size | Name] = Field(description="sizes, or names of dynamic dimensions")
@@ -258,13 +254,13 @@ def _is_whole(value: float | str) -> bool:
     return isinstance(value, str) or value == int(value)
 
 
-class DimensionPart(_Part):
+class DimensionPart(Part):
     """One dynamic dimension."""
 
     min: Size | None = Field(default=None, description="the smallest size of a call; null: found by trying the model")
 
 
-class OutputPart(_Part):
+class OutputPart(Part):
     """One tensor that the model returns."""
 
     clone: bool = Field(
@@ -272,7 +268,7 @@ class OutputPart(_Part):
     )
 
 
-class VerifyPart(_Part):
+class VerifyPart(Part):
     """How the build compares with the original model."""
 
     atol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
@@ -281,45 +277,6 @@ class VerifyPart(_Part):
     samples: str | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
     )
-
-
-class QuantizePart(_Part):
-    """Linear layers to compute with whole numbers."""
-
-    linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] = Field(
-        description="int8_dynamic: int8 weights, a scale for each channel; int8 activations, a scale for each token. "
-        "int8_static: the same, but one scale for all activations of a layer, from its calibration. int8_weight_only, "
-        "int4_weight_only: weights alone"
-    )
-    skip: list[str] = Field(
-        default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
-    )
-    group_size: Size | None = Field(
-        default=None,
-        description="how many neighbours of a weight's row share a scale, with weight_only; null: 128 of int4, the row "
-        "of int8",
-    )
-    calibration: str | None = Field(
-        default=None,
-        description=".safetensors file of real inputs, as verify.samples, or a function (module:function) that gives "
-        "dicts of them; scales of int8_static and reported errors follow from these; null: random inputs",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "QuantizePart":
-        if self.group_size is not None and not self.linear.endswith("weight_only"):
-            raise ValueError(f"group_size is for int8_weight_only and int4_weight_only, not {self.linear}")
-        return self
-
-    @property
-    def bits(self) -> int:
-        """Of a weight."""
-        return 4 if self.linear.startswith("int4") else 8
-
-    @property
-    def group(self) -> int | None:
-        """How many neighbours of a weight's row share a scale; None: all."""
-        return 128 if self.group_size is None and self.bits == 4 else self.group_size
 
 
 Inputs = dict[InputName, InputPart]
@@ -332,7 +289,7 @@ Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 Dimensions = dict[Name, DimensionPart]
 
 
-class EntryPart(_Part):
+class EntryPart(Part):
     """One callable of the artifact."""
 
     method: Name = Field(default="forward", description="the model's method that it calls")
@@ -360,7 +317,7 @@ def _distinct(buckets: Buckets) -> Buckets:
     return buckets
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """A model, its inputs and buckets, and how to build them.
 
     One entry point, `forward`, has its inputs and buckets here; several have theirs under `entry_points`. What the

@@ -15,19 +15,18 @@ from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
-from .devices import Device, Limits, Packed, open_device
-from .devices.forms import packs
-from .errors import ArgumentError, ClosedError, DeviceError, MalformedError
-from .format.packed import NEEDED, packed_constants
+from .devices import Device, Limits, open_device
+from .errors import ArgumentError, ClosedError, DeviceError
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
-from .memory.promise import Promise, Terms, plain_elsewhere, promise
+from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
+from .weights.laid_down import laid_down
 from .weights.swap import read_weights, swap
 
 
@@ -121,39 +120,10 @@ class Model:
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
         program, device = self.program, self._parts.device
-        constants = self._placed()
-        states = device.copies([constants[state.constant] for state in program.state])
-        self._resident = Resident(constants, states, self._packed(constants))
+        self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
         for spec in program.entry_points:
             self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
-
-    def _placed(self) -> tuple[torch.Tensor, ...]:
-        """The constants where the device can read them; those that it has packed alone, as they lie in the file."""
-        device, found = self._parts.device, list(self.artifact.constants)
-        elsewhere = plain_elsewhere(self.program, device.kind, self._parts.settings.pack_weights)
-        numbers = [number for number in range(len(found)) if number not in elsewhere]
-        for number, placed in zip(numbers, device.place([found[number] for number in numbers]), strict=True):
-            found[number] = placed
-        return tuple(found)
-
-    def _packed(self, constants: Sequence[torch.Tensor]) -> dict[tuple[int, str], Packed]:
-        """The constants that instructions read packed, where the device has a form for them."""
-        device, made = self._parts.device, dict[int, Packed | None]()
-        found: dict[tuple[int, str], Packed] = {}
-        for number, op in packed_constants(self.program):
-            asked = self._parts.settings.pack_weights or op in NEEDED
-            wanted = asked and packs(device.kind, op, constants[number].dtype)
-            if wanted and number not in made:
-                made[number] = device.packed(constants[number], op)
-            if wanted and (one := made[number]) is not None:
-                found[number, op] = one
-            elif op in NEEDED:
-                raise MalformedError(
-                    f"{op} cannot read the constant {self.program.constants[number].name}",
-                    where=str(self.artifact.path),
-                )
-        return found
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)

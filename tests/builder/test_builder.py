@@ -12,7 +12,6 @@ from exports import job_for, model_of, shaped
 import aotair
 from aotair import CompilerConfig, builder
 from aotair.builder import (
-    _check_written,
     _checked,
     _Clock,
     _export_for_its_reason,
@@ -37,7 +36,6 @@ from aotair_runtime.artifact.open import read_program
 from aotair_runtime.call.entry import Entry
 from aotair_runtime.errors import AotairError, CaptureError, MemoryBudgetError
 from aotair_runtime.format.schema import Origin
-from aotair_runtime.weights.golden import Comparison
 
 
 def _planted(error: Exception):
@@ -343,42 +341,6 @@ def test_the_reason_is_the_exports_where_it_has_one(one, at, found, monkeypatch)
 
 
 # ---- what is checked at the end --------------------------------------------------------------------------------------
-
-
-def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
-    seen = []
-    load = builder.on_host
-    monkeypatch.setattr(builder, "on_host", lambda given, **options: seen.append(options) or load(given, **options))
-    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
-    assert [(way["clone_input"], way["enable_output_clone"]) for way in seen] == [
-        (True, False),
-        (False, False),
-        (False, True),
-    ]
-    assert seen[1]["disable_mempool_reuse_in_same_fx"] is True
-
-
-def test_an_error_of_a_way_keeps_what_it_says(tmp_path, monkeypatch):
-    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
-
-    def fails(artifact, **options):
-        raise CaptureError("planted", where="there", expected="this", got="that", fix="so")
-
-    monkeypatch.setattr(builder, "on_host", fails)
-    with pytest.raises(ProofError) as caught:
-        _check_written(tmp_path / "a.aotair", "here")
-    error = caught.value
-    assert (error.where, error.expected, error.got, error.fix) == ("there", "this", "that", "so")
-    assert "clone_input=True, enable_output_clone=False: planted" in error.what
-
-
-def test_an_answer_beyond_the_tolerance_names_entry_and_bucket(tmp_path, monkeypatch):
-    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
-    results = [Comparison("forward", "n=2", 0.0, True), Comparison("forward", "n=4", 0.25, False)]
-    monkeypatch.setattr(builder, "replay_golden", lambda _: results)
-    with pytest.raises(ProofError, match="answers differently with clone_input=True") as caught:
-        _check_written(tmp_path / "a.aotair", "here")
-    assert (caught.value.where, caught.value.got) == ("here: forward, bucket n=4", "an error of 0.25")
 
 
 def test_what_is_over_the_budget_is_refused_before_it_is_proved(tmp_path, monkeypatch):

@@ -13,12 +13,15 @@ import yaml
 from cases import RECIPES
 from exports import built_of, model_of, shaped
 
-from aotair.errors import InternalError, RecipeError
-from aotair.pack import _written, lay_down, pack, written_aside
+import aotair
+from aotair.errors import InternalError, ProofError, RecipeError
+from aotair.pack import _written, check_written, lay_down, pack, written_aside
 from aotair.program import Built
-from aotair.prove.prove import Proved
+from aotair.prove.prove import Proved, on_host
 from aotair_runtime.artifact.digests import digest
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.errors import CaptureError
+from aotair_runtime.weights.golden import Comparison
 
 
 def test_two_builds_in_two_processes_are_identical(tmp_path: Path):
@@ -170,3 +173,47 @@ def test_a_program_that_cannot_be_read_back_is_our_fault(tmp_path: Path):
     with pytest.raises(InternalError, match="the program that was written cannot be read") as caught:
         lay_down(bad, tmp_path)
     assert caught.value.__cause__ is not None
+
+
+# ---- what was written can be used ------------------------------------------------------------------------------------
+
+
+DOUBLE = model_of(lambda self, x: x * 2)
+PARTS = {"inputs": {"x": {"shape": ["n"], "dtype": "float32"}}, "buckets": {"n": [2, 4]}}
+
+
+def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "aotair.pack.on_host", lambda given, **options: seen.append(options) or on_host(given, **options)
+    )
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+    assert [(way["clone_input"], way["enable_output_clone"]) for way in seen] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    assert seen[1]["disable_mempool_reuse_in_same_fx"] is True
+
+
+def test_an_error_of_a_way_keeps_what_it_says(tmp_path, monkeypatch):
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+
+    def fails(artifact, **options):
+        raise CaptureError("planted", where="there", expected="this", got="that", fix="so")
+
+    monkeypatch.setattr("aotair.pack.on_host", fails)
+    with pytest.raises(ProofError) as caught:
+        check_written(tmp_path / "a.aotair", "here")
+    error = caught.value
+    assert (error.where, error.expected, error.got, error.fix) == ("there", "this", "that", "so")
+    assert "clone_input=True, enable_output_clone=False: planted" in error.what
+
+
+def test_an_answer_beyond_the_tolerance_names_entry_and_bucket(tmp_path, monkeypatch):
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+    results = [Comparison("forward", "n=2", 0.0, True), Comparison("forward", "n=4", 0.25, False)]
+    monkeypatch.setattr("aotair.pack.replay_golden", lambda _: results)
+    with pytest.raises(ProofError, match="answers differently with clone_input=True") as caught:
+        check_written(tmp_path / "a.aotair", "here")
+    assert (caught.value.where, caught.value.got) == ("here: forward, bucket n=4", "an error of 0.25")

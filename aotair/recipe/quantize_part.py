@@ -1,0 +1,46 @@
+"""What a recipe may ask of quantised layers: its part `quantize`."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from .part import Part, Size
+
+
+class QuantizePart(Part):
+    """Linear layers to compute with whole numbers."""
+
+    linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] = Field(
+        description="int8_dynamic: int8 weights, a scale for each channel; int8 activations, a scale for each token. "
+        "int8_static: the same, but one scale for all activations of a layer, from its calibration. int8_weight_only, "
+        "int4_weight_only: weights alone"
+    )
+    skip: list[str] = Field(
+        default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
+    )
+    group_size: Size | None = Field(
+        default=None,
+        description="how many neighbours of a weight's row share a scale, with weight_only; null: 128 of int4, the row "
+        "of int8",
+    )
+    calibration: str | None = Field(
+        default=None,
+        description=".safetensors file of real inputs, as verify.samples, or a function (module:function) that gives "
+        "dicts of them; scales of int8_static and reported errors follow from these; null: random inputs",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "QuantizePart":
+        if self.group_size is not None and not self.linear.endswith("weight_only"):
+            raise ValueError(f"group_size is for int8_weight_only and int4_weight_only, not {self.linear}")
+        return self
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.linear.startswith("int4") else 8
+
+    @property
+    def group(self) -> int | None:
+        """How many neighbours of a weight's row share a scale; None: all."""
+        return 128 if self.group_size is None and self.bits == 4 else self.group_size
