@@ -210,6 +210,15 @@ def test_the_scales_of_caches_are_kept_and_not_used(tmp_path: Path, caplog: pyte
 # ---- GPTQ and AWQ --------------------------------------------------------------------------------------------------
 
 
+def reloads(folder: Path, want) -> None:
+    """A model of the checkpoint `first` takes `second`, and answers as a build of that, and as `want`."""
+    model = aotair.load(aotair.build(recipe(folder / "first"), folder / "first.aotair"))
+    fresh = aotair.load(aotair.build(recipe(folder / "second"), folder / "second.aotair"))
+    model.load_weights(folder / "second")
+    assert torch.equal(model(x()), fresh(x()))
+    near(model(x()), want(x()))
+
+
 @pytest.mark.parametrize(
     "options, more",
     [
@@ -225,21 +234,13 @@ def test_gptq_numbers_and_a_reload(options: dict, more: dict, tmp_path: Path):
     packed(layouts.gptq, tmp_path / "first", GPTQ | more, **options)
     want = packed(layouts.gptq, tmp_path / "second", GPTQ | more, seed=7, **options)
     near(modules(tmp_path / "second")(x()), want(x()))
-    model = aotair.load(aotair.build(recipe(tmp_path / "first"), tmp_path / "first.aotair"))
-    fresh = aotair.load(aotair.build(recipe(tmp_path / "second"), tmp_path / "second.aotair"))
-    model.load_weights(tmp_path / "second")
-    assert torch.equal(model(x()), fresh(x()))
-    near(model(x()), want(x()))
+    reloads(tmp_path, want)
 
 
 def test_awq_numbers_and_a_reload(tmp_path: Path):
     packed(layouts.awq, tmp_path / "first", AWQ)
     want = packed(layouts.awq, tmp_path / "second", AWQ, seed=7)
-    model = aotair.load(aotair.build(recipe(tmp_path / "first"), tmp_path / "first.aotair"))
-    fresh = aotair.load(aotair.build(recipe(tmp_path / "second"), tmp_path / "second.aotair"))
-    model.load_weights(tmp_path / "second")
-    assert torch.equal(model(x()), fresh(x()))
-    near(model(x()), want(x()))
+    reloads(tmp_path, want)
 
 
 def test_a_reload_whose_inputs_lie_in_another_order_is_refused(tmp_path: Path):
