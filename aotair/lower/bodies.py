@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
 
 from aotair_runtime.artifact.ops import NAMESPACES
+from aotair_runtime.devices import grouped
 
 from ..graph.fake import quiet_torch
 from ..target.target import Target
@@ -115,25 +116,50 @@ def defining_packages(ops: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _grouped(target: Target, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """`input[offs[i - 1] : offs[i]] @ weight[i]` for each i: input (rows, k), weight (groups, k, n), ends offs."""
+def _grouped(target: Target, input: Tensor, weight: Tensor, offs: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`input[offs[i - 1] : offs[i]] @ weight[i] + bias[i]` for each i: input (rows, k), weight (groups, k, n), ends
+    offs, bias (groups, n)."""
     if (input.dim(), weight.dim()) != (2, 3):
         raise NoBody("it is served for an input of two dimensions and a weight of three")
+    if target.is_host:
+        product: Tensor = grouped.OP(input, weight, offs, bias)
+        return product
     if target.grouped_matmul:
-        ends = offs.to(torch.int64)
+        # The kernel adds float32 to products of bfloat16.
+        added = None if bias is None else [bias.float() if bias.dtype == torch.bfloat16 else bias]
         products: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
-            [input], [weight], group_list=ends, group_list_type=0, group_type=0, split_item=3
+            [input],
+            [weight],
+            bias=added,
+            group_list=offs.to(torch.int64),
+            group_list_type=0,
+            group_type=0,
+            split_item=3,
         )
         return products[0]
+    rows = torch.arange(input.shape[0], device=input.device).unsqueeze(1)
+    group = (rows >= offs).sum(1)
+    result = _of_groups(input, weight, offs, group)
+    if bias is None:
+        return result
+    known = group < weight.shape[0]
+    own = bias.index_select(0, torch.where(known, group, 0))
+    return result + torch.where(known.unsqueeze(1), own, 0)
+
+
+def _of_groups(input: Tensor, weight: Tensor, offs: Tensor, group: Tensor) -> Tensor:
+    """The products alone, on a GPU: `group` is that of each row."""
     steps = [step * factor.element_size() for factor in (input, weight) for step in factor.stride() if step != 1]
     if input.dtype == torch.bfloat16 and all(step % _ALIGNED == 0 for step in steps):
-        product: Tensor = _aten._grouped_mm.default(input, weight, offs)
+        product: Tensor = _aten._grouped_mm.default(input, weight, offs.to(torch.int32))
         return product
-    rows = torch.arange(input.shape[0], device=input.device).unsqueeze(1)
-    group = (rows >= offs).sum(1, keepdim=True)
+    groups, known = weight.shape[0], (group < weight.shape[0]).unsqueeze(1)
+    if input.shape[0] < groups:  # fewer matrices to copy than to go through
+        own = weight.index_select(0, torch.where(known.squeeze(1), group, 0))
+        return torch.where(known, torch.bmm(input.unsqueeze(1), own).squeeze(1), 0)
     result = input.new_zeros(input.shape[0], weight.shape[2])
-    for number in range(weight.shape[0]):
-        result = result + torch.where(group == number, input, 0) @ weight[number]
+    for number in range(groups):
+        result = result + torch.where(group.unsqueeze(1) == number, input, 0) @ weight[number]
     return result
 
 
@@ -141,4 +167,5 @@ def _grouped(target: Target, input: Tensor, weight: Tensor, offs: Tensor) -> Ten
 _SAME: dict[str, Callable[..., Tensor]] = {
     "transformers::grouped_mm_fallback": _grouped,
     "aten::_grouped_mm": _grouped,
+    "air::grouped_mm": _grouped,
 }

@@ -15,7 +15,7 @@ from ..graph.derived import is_constant, mark_constant
 from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.user_line import source
-from ..ops import int4
+from ..ops import experts, int4
 from ..target.out_variants import out_variant
 from ..target.target import Target
 from .bodies import NoBody, body
@@ -99,6 +99,8 @@ def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
     target = nodes.target
     if op is int4.OP:
         return packed_op(target, op, given[0]) is not None
+    if op in experts.TAKEN_APART:
+        return False
     if not nodes.names(op) or target.is_host:
         return nodes.names(op)
     if _READS & set(op.tags):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from ..devices import grouped as _grouped  # noqa: F401 (defines the op of air that every node has)
 from ..errors import NamespaceError, RequirementError
 from ..format.schema import Op
 

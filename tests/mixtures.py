@@ -1,0 +1,104 @@
+"""Small seeded mixtures of experts of transformers, as whole models: ids and mask (batch, seq) to logits."""
+
+import torch
+from torch import nn
+
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "use_cache": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_GROUPS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+# By name: the configuration's class, and what of it is not as in `_SIZES`.
+CONFIGS: dict[str, tuple[str, dict[str, object]]] = {
+    "mixtral": ("Mixtral", _FEW),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
+    "granitemoe": ("GraniteMoe", _FEW),
+    "glm4_moe": ("Glm4Moe", _GROUPS | {"head_dim": 16}),
+    "deepseek_v2": ("DeepseekV2", _LATENT | _GROUPS | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3", _LATENT | _GROUPS),
+    "gpt_oss": (
+        "GptOss",
+        _FEW
+        | {"head_dim": 16, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "llama4": (
+        "Llama4Text",
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "head_dim": 16}
+        | {"interleave_moe_layer_step": 1, "attention_chunk_size": 8},
+    ),
+    "jamba": (
+        "Jamba",
+        {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"expert_layer_period": 2, "expert_layer_offset": 0, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    ),
+}
+# Whose experts transformers lets nobody choose the form of.
+OWN_FORM = frozenset({"llama4"})
+
+
+class Mixture(nn.Module):
+    """`experts`: the form of its experts, one of transformers', or that of `aotair.hf.experts`."""
+
+    def __init__(self, name: str, experts: str = "aotair", seed: int = 0, layers: int = 2):
+        import transformers
+
+        from aotair.hf.experts import serve
+
+        super().__init__()
+        kind, own = CONFIGS[name]
+        config = getattr(transformers, f"{kind}Config")(**_SIZES | own | {"num_hidden_layers": layers})
+        torch.manual_seed(seed)
+        attention = "eager" if name == "gpt_oss" else "sdpa"
+        self.model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        if experts == "aotair":
+            serve(self.model)
+        else:
+            self.model.set_experts_implementation(experts)
+        with torch.no_grad():
+            for key, weight in self.model.named_parameters():
+                if not key.endswith("A_log"):  # exp of it is a decay: it stays where a state fades
+                    weight.add_(torch.randn_like(weight), alpha=0.1)
+            for key, buffer in self.model.named_buffers():
+                if key.endswith("correction_bias"):
+                    buffer.add_(torch.randn_like(buffer), alpha=0.1)
+        self.eval()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
