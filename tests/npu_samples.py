@@ -74,6 +74,24 @@ def others() -> Iterator[tuple]:
             yield "npu_moe_gating_top_k_softmax", (tensor(shape, dtype), finished, k), {}
 
 
+def experts() -> Iterator[tuple]:
+    """Gates, routes and sums of mixtures of experts."""
+    for dtype in FLOATS:
+        for groups, kept in ((1, 1), (4, 2)):
+            for norm, mode in ((0, 0), (1, 1)):
+                x, bias = tensor((6, 16), dtype), tensor((16,), dtype)
+                options = {"group_count": groups, "k_group": kept, "norm_type": norm, "group_select_mode": mode}
+                yield "npu_moe_gating_top_k", (x, 4), options
+                yield "npu_moe_gating_top_k", (x, 2), options | {"bias": bias, "routed_scaling_factor": 2.5}
+        chosen = torch.tensor([[3, 0], [1, 3], [3, 1], [0, 5], [2, 3]], dtype=torch.int32)
+        options = {"expert_num": 8, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+        for more in ({}, {"active_num": 10, "active_expert_range": [0, 8]}):
+            yield "npu_moe_init_routing_v2", (tensor((5, 8), dtype), chosen), options | more
+        places = torch.randperm(10).to(torch.int32)
+        yield "npu_moe_token_unpermute", (tensor((10, 8), dtype), places, torch.rand(5, 2).to(dtype)), {}
+        yield "npu_moe_token_unpermute", (tensor((10, 8), dtype), places), {}
+
+
 def caches() -> Iterator[tuple]:
     for dtype, index in itertools.product(FLOATS, (torch.int32, torch.int64)):
         for name in ("npu_scatter_nd_update", "npu_scatter_nd_update_"):
@@ -236,7 +254,7 @@ def quantised_weights() -> Iterator[tuple]:
 
 
 GROUPS = (
-    *(norms, quantised, others, caches, attention),
+    *(norms, quantised, others, experts, caches, attention),
     *(quantised_products, quantised_weights, grouped_products, latent_caches),
 )
 

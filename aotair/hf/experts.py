@@ -4,6 +4,8 @@ transformers' own forms either ask which experts have a token (`eager`), or read
 token (`batched_mm`), or call an op that no node has (`grouped_mm`).
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from ..errors import ModelError
