@@ -35,7 +35,7 @@ from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
 from .recipe.job import Job, job_of
-from .recipe.read import check_recipe, of_model, parse_recipe, read_recipe
+from .recipe.read import check_recipe, completed, of_model, parse_recipe, read_recipe
 from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import page
@@ -158,6 +158,7 @@ def _asked(recipe: object, model: torch.nn.Module | None = None, parts: dict[str
 
 def _as_recipe(recipe: object) -> Recipe:
     if isinstance(recipe, Recipe):
+        recipe = completed(recipe)
         check_recipe(recipe)
         return recipe
     if not isinstance(recipe, (str, Path, dict)):
@@ -252,7 +253,8 @@ class _Line:
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            program = pack(proved, page(proved.program, counts, built.pictures, self.quantised), folder)
+            report = page(proved.program, counts, built.pictures, self.quantised)
+            program = pack(proved, report, self.job, folder)
         with self.clock.stage("check"):
             check_written(folder, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)

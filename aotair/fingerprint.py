@@ -25,6 +25,8 @@ from .recipe.job import Job
 _FREE = (
     "name",
     "model.weights",
+    "model.pretrained",
+    "files",
     "verify.seed",
     "config.mode",
     "config.aclgraph_config",

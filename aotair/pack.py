@@ -11,17 +11,27 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from aotair_runtime.artifact.companions import is_companion
 from aotair_runtime.artifact.digests import described
 from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.errors import AotairError, ArtifactError
 from aotair_runtime.format import codec
-from aotair_runtime.format.schema import GOLDEN_FILE, PROGRAM_FILE, REPORT_FILE, WEIGHTS_FILE, File, Program
+from aotair_runtime.format.schema import (
+    COMPANIONS,
+    GOLDEN_FILE,
+    PROGRAM_FILE,
+    REPORT_FILE,
+    WEIGHTS_FILE,
+    File,
+    Program,
+)
 from aotair_runtime.weights.golden import replay_golden
 
 from .errors import InternalError, ProofError, RecipeError
 from .graph.resolve import resolved
 from .program import Built
 from .prove.prove import Proved, on_host
+from .recipe.job import Job
 
 # How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
 _WAYS = (
@@ -56,13 +66,40 @@ def lay_down(built: Built, folder: Path) -> Artifact:
         raise InternalError(f"the program that was written cannot be read: {error}") from error
 
 
-def pack(proved: Proved, report: str, folder: Path) -> Program:
+def pack(proved: Proved, report: str, job: Job, folder: Path) -> Program:
     """Complete the artifact that `lay_down` began and that was proved; returns the program as written."""
     golden = _written(proved.golden, folder / GOLDEN_FILE)
-    program = replace(proved.program, files=(*proved.program.files, golden))
+    program = replace(proved.program, files=(*proved.program.files, golden, *_companions(job, folder)))
     (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
     (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
+
+
+def _companions(job: Job, folder: Path) -> Iterator[File]:
+    """The files that travel along, copied: those of a checkpoint, and over them those that the recipe names."""
+    into = folder / COMPANIONS
+    into.mkdir()
+    if job.companions is not None:
+        job.companions(into)
+    for file in job.files:
+        try:
+            shutil.copyfile(file, into / file.name)
+        except OSError as error:
+            raise RecipeError(f"files: {file} cannot be read: {error.strerror}", where=job.where) from error
+    for file in sorted(into.iterdir()):
+        name = f"{COMPANIONS}/{file.name}"
+        if not is_companion(name) or not file.is_file():
+            raise RecipeError(
+                "files: no file of that name travels with an artifact",
+                where=job.where,
+                expected="letters, digits, dots, dashes, spaces and underscores",
+                got=repr(file.name),
+                fix="rename it",
+            )
+        os.chmod(file, 0o644)
+        yield replace(described(file), name=name)
+    if not any(into.iterdir()):
+        into.rmdir()
 
 
 def check_written(folder: Path, where: str) -> None:

@@ -161,12 +161,16 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
 
 
 @click.command()
-@click.argument("factory", required=False)
+@click.argument("factory", metavar="[FACTORY | DIR | FILE.gguf]", required=False)
+@click.option("--task", help="What to build a checkpoint for: text-generation, feature-extraction.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
 @click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="For FACTORY; the value is YAML.")
 @click.option("--example", metavar="NAME", help="Instead: copy a recipe that comes with aotair, and its model, here.")
-def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
-    """Write a first recipe for FACTORY (package:callable or file.py:callable) from its model's signature."""
+def init(
+    factory: str | None, task: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None
+) -> None:
+    """Write a first recipe: for FACTORY (package:callable or file.py:callable), from its model's signature; or for a
+    checkpoint on disk, DIR as the Hugging Face hub lays it out or a GGUF file, from its configuration."""
     from ..recipe.examples import copy_example
     from ..recipe.scaffold import first_recipe, read_kwargs
 
@@ -176,7 +180,12 @@ def init(factory: str | None, out: Path | None, kwargs: tuple[str, ...], example
         return
     if factory is None or example is not None:
         raise click.UsageError("give a factory, or --example NAME")
-    text = first_recipe(factory, read_kwargs(kwargs))
+    if Path(factory).exists():
+        from ..hf.scaffold import recipe_of
+
+        text = recipe_of(Path(factory), task)
+    else:
+        text = first_recipe(factory, read_kwargs(kwargs))
     if out is None:
         click.echo(text, nl=False)
         return

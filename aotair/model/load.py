@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from aotair_runtime.artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
-from aotair_runtime.errors import WeightsError
+from aotair_runtime.errors import AotairError, WeightsError
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ModelError
@@ -54,6 +54,8 @@ def _made(job: Job) -> object:
     torch.manual_seed(job.seed)
     try:
         return job.factory(**job.model.kwargs)
+    except AotairError:
+        raise
     except Exception as error:
         raise ModelError(
             f"model.factory: {job.model.factory} failed: {type(error).__name__}: {error}",

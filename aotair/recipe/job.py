@@ -1,6 +1,7 @@
 """What a build is about to do: the one value that stages see, made once of a recipe, all that it names imported."""
 
 import copy
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ class Job:
     """`where` is what errors call it, `folder` what its relative paths are relative to. `target` is the device that the
     program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there already.
     `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` and `tolerance`,
-    (atol, rtol), are the proof's. `written` is the recipe as plain data, for the fingerprint."""
+    (atol, rtol), are the proof's. `written` is the recipe as plain data, for the fingerprint. `files` travel with the
+    artifact, and `companions` writes what else does into a directory."""
 
     name: str
     where: str
@@ -43,6 +45,8 @@ class Job:
     tolerance: tuple[float, float]
     entries: tuple[EntryJob, ...]
     written: Mapping[str, object]
+    files: tuple[Path, ...] = ()
+    companions: Callable[[Path], object] | None = None
 
     def with_entry(self, entry: EntryJob) -> "Job":
         """The same job, with another entry point in the place of that of its name."""
@@ -57,10 +61,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.
-    factory = None
-    if given is None:
-        assert recipe.model.factory is not None, "refused by check_recipe"
-        factory = import_callable(recipe.model.factory, recipe.folder, recipe.where, "model.factory")
+    factory = _factory(recipe) if given is None else None
     return Job(
         name=recipe.name,
         where=recipe.where,
@@ -79,7 +80,26 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         written=recipe.model_copy(update={} if config is None else {"config": config}).model_dump(
             mode="json", exclude=_NO_DATA
         ),
+        files=tuple(recipe.folder / file for file in recipe.files),
+        companions=_companions(recipe),
     )
+
+
+def _factory(recipe: Recipe) -> Callable[..., object]:
+    """What makes the recipe's model, called with `model.kwargs`."""
+    part = recipe.model
+    if part.pretrained is None:
+        assert part.factory is not None, "refused by check_recipe"
+        return import_callable(part.factory, recipe.folder, recipe.where, "model.factory")
+    make = import_callable("aotair.hf.tasks:make", recipe.folder, recipe.where, "model.pretrained")
+    return functools.partial(make, part.pretrained, part.task, part.dtype, recipe.folder, recipe.where)
+
+
+def _companions(recipe: Recipe) -> Callable[[Path], object] | None:
+    if recipe.model.pretrained is None:
+        return None
+    bring = import_callable("aotair.hf.tasks:bring", recipe.folder, recipe.where, "model.pretrained")
+    return functools.partial(bring, recipe.model.pretrained, recipe.folder)
 
 
 _NO_DATA = {"config": dict.fromkeys(CUSTOM_PASSES, True)}  # passes may be functions

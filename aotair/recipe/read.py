@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import RecipeError
 from .entry import EntryJob, entry_jobs
+from .imports import import_callable
 from .recipe import Recipe, read_bound
 
 # The names of a loaded model's attributes, which no entry point may have (tests compare them with the runtime's).
@@ -123,16 +124,30 @@ def parse_recipe(data: Mapping[str, object], file: Path | None = None, *, needs_
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise _explain(error, where) from error
-    recipe = recipe.read_from(file)
+    recipe = completed(recipe.read_from(file))
     check_recipe(recipe, needs_factory=needs_factory)
     return recipe
 
 
+def completed(recipe: Recipe) -> Recipe:
+    """A recipe of a checkpoint with the inputs and buckets that its task has, wherever it says nothing itself; any
+    other as it is. Raises RecipeError or ModelError."""
+    if recipe.complete:
+        return recipe
+    # By its name: what reads checkpoints of others stands beside the line.
+    complete = import_callable("aotair.hf.tasks:complete", recipe.folder, recipe.where, "model.pretrained")
+    data = complete(recipe.model_dump(exclude_unset=True), recipe.folder, recipe.where)
+    try:
+        return Recipe.model_validate(data).read_from(recipe._file, complete=True)
+    except ValidationError as error:
+        raise _explain(error, recipe.where) from error
+
+
 def check_recipe(recipe: Recipe, *, needs_factory: bool = True) -> None:
     """Raises RecipeError where what the parts of a recipe say does not fit together."""
-    if (recipe.model.factory is None) == needs_factory:
+    if (recipe.model.factory is None and recipe.model.pretrained is None) == needs_factory:
         what = "missing" if needs_factory else "given beside a model"
-        fix = "add model.factory to the recipe" if needs_factory else "leave one of them out"
+        fix = "add model.factory or model.pretrained to the recipe" if needs_factory else "leave one of them out"
         raise RecipeError(f"model.factory: {what}", where=recipe.where, fix=fix)
     _check_entries(recipe, recipe.where)
     for one in entry_jobs(recipe):
@@ -156,7 +171,14 @@ def _check_entries(recipe: Recipe, where: str) -> None:
         raise RecipeError(
             f"{path}: given beside entry_points", where=where, fix="move it into each entry point that it is for"
         )
-    for name in recipe.entry_points:
+    for name, part in recipe.entry_points.items():
+        if not part.inputs:
+            raise RecipeError(
+                f"entry_points.{name}.inputs: missing",
+                where=where,
+                expected="the tensors that the method takes",
+                fix="add inputs to the entry point",
+            )
         if name.startswith("_") or name in RESERVED:
             raise RecipeError(
                 f"entry_points.{name}: a loaded model has an attribute of that name", where=where, fix="rename it"

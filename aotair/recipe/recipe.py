@@ -62,16 +62,27 @@ BOUND = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:([+-])\s*(\d+))?")
 
 
 class ModelPart(Part):
-    """Where the model comes from. Only a model that is given as an object has no factory."""
+    """Where the model comes from: a factory, or a checkpoint. Only a model that is given as an object has neither."""
 
-    model_config = ConfigDict(json_schema_extra={"required": ["factory"]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["factory"]}, {"required": ["pretrained"]}]})
 
     factory: str | None = Field(
         default=None,
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
         description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the factory")
+    pretrained: str | None = Field(
+        default=None,
+        description="instead of a factory: a checkpoint's directory as the Hugging Face hub lays it out, or .gguf file",
+    )
+    task: str | None = Field(
+        default=None,
+        description="what a checkpoint is built for, as the hub names it: text-generation, feature-extraction; "
+        "null: as its configuration says",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for the factory, or options of the task"
+    )
     weights: str | None = Field(
         default=None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
     )
@@ -83,6 +94,14 @@ class ModelPart(Part):
         description="store weights that are equal once, though the model does not tie them; other weights that are "
         "loaded later (load_weights) have to be equal then, too",
     )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelPart":
+        if self.pretrained is not None and self.factory is not None:
+            raise ValueError("a factory and a checkpoint are given: remove factory or pretrained")
+        if self.task is not None and self.pretrained is None:
+            raise ValueError("task says what a checkpoint is built for: add pretrained")
+        return self
 
 
 class TargetPart(Part):
@@ -293,7 +312,7 @@ class EntryPart(Part):
     """One callable of the artifact."""
 
     method: Name = Field(default="forward", description="the model's method that it calls")
-    inputs: Inputs = Field(min_length=1, description="as the recipe's, for this entry point")
+    inputs: Inputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     buckets: Buckets = Field(default_factory=dict, description="as the recipe's, for this entry point")
     outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     samples: str | None = Field(default=None, description="as verify.samples, for this entry point")
@@ -351,6 +370,10 @@ class Recipe(Part):
         default_factory=dict,
         description="instead of inputs and buckets: callables that share weights and memory",
     )
+    files: list[str] = Field(
+        default_factory=list,
+        description="data files that travel with the artifact: a tokenizer, labels; a checkpoint's own are added",
+    )
     fusion: list[Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
     )
@@ -358,8 +381,10 @@ class Recipe(Part):
     verify: VerifyPart = Field(default_factory=VerifyPart, description="how the build proves the artifact")
     config: CompilerConfig = Field(default_factory=CompilerConfig, description="what is done to the graph")
 
-    # Not a field: where the recipe was read from, for errors and relative paths.
+    # Not fields: where the recipe was read from, for errors and relative paths; and whether a checkpoint's task has
+    # added what the recipe leaves out.
     _file: Path | None = None
+    _complete: bool = False
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":
@@ -385,8 +410,13 @@ class Recipe(Part):
         """What relative paths in the recipe are relative to."""
         return self._file.parent if self._file else Path.cwd()
 
-    def read_from(self, file: Path | None) -> "Recipe":
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of it is left to the task of a checkpoint."""
+        return self._complete or self.model.pretrained is None
+
+    def read_from(self, file: Path | None, *, complete: bool = False) -> "Recipe":
         """The same recipe, read from that file."""
         changed = self.model_copy()
-        changed._file = file
+        changed._file, changed._complete = file, complete
         return changed

@@ -11,6 +11,7 @@ from ..format import codec
 from ..format.rules import check_program
 from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..format.torch_names import dtype
+from .companions import is_companion
 from .digests import check_file
 
 
@@ -24,14 +25,14 @@ class Artifact:
 
 
 def open_artifact(path: str | Path) -> Artifact:
-    """Read and check everything but the golden tensors; raises a subclass of ArtifactError."""
+    """Read and check everything but the golden tensors and what travels along; raises a subclass of ArtifactError."""
     return with_weights(Path(path), read_program(Path(path)))
 
 
 def with_weights(path: Path, program: Program) -> Artifact:
-    """The artifact at `path`, whose `program` has been read, with its other files checked and its weights mapped."""
+    """The artifact at `path`, whose `program` has been read, with its weights checked and mapped."""
     for file in program.files:
-        if file.name != GOLDEN_FILE:
+        if file.name == WEIGHTS_FILE:  # the others are checked by whoever reads them
             check_file(path, file)
     return Artifact(path, program, _map_weights(path, program))
 
@@ -51,7 +52,8 @@ def read_program(path: Path) -> Program:
     program = codec.parse(file.read_bytes(), str(file))
     check_program(program, str(file))
     names = [entry.name for entry in program.files]
-    if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= set(names) <= {WEIGHTS_FILE, GOLDEN_FILE}:
+    tensors = {name for name in names if not is_companion(name)}
+    if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
         raise MalformedError("program.files breaks a rule of the format", where=str(file), got=repr(names))
     return program
 

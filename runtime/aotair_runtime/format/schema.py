@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
-FORMAT = 4
-READS = (1, 2, 3, 4)
+FORMAT = 5
+READS = (1, 2, 3, 4, 5)
 PART = 64 << 20  # bytes of a file that have a digest of their own
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
@@ -18,6 +18,7 @@ PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "golden.safetensors",
     "report.html",
 )
+COMPANIONS = "files"  # the folder of data files that travel with the artifact
 
 
 class Space(IntEnum):

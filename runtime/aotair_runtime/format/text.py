@@ -41,6 +41,8 @@ def summary(program: Program) -> str:
         f"{program.name}: for {need.device}, torch {need.torch_min} or newer (built with {need.torch_built})",
         f"{len(program.constants)} constants, {len(program.state)} states, arena {program.arena:,} bytes",
     ]
+    if files := [f"{file.name} ({file.nbytes:,} bytes)" for file in program.files if "/" in file.name]:
+        lines += [f"travelling along: {', '.join(files)}"]
     for entry in program.entry_points:
         lines += ["", *_entry_lines(program, entry)]
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""A conversation with an artifact of the task text-generation."""

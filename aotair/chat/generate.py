@@ -1,0 +1,70 @@
+"""Tokens of one sequence, through `prefill` and `decode` of a loaded model."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from aotair_runtime.errors import AotairError
+from aotair_runtime.model import Model
+
+_SLOT = 0
+
+
+class Generator:
+    """One row of a model's cache. Raises AotairError where the model has no prefill and decode."""
+
+    def __init__(self, model: Model):
+        for name in ("prefill", "decode"):
+            if name not in model.entry_points:
+                raise AotairError(
+                    "the artifact generates no text",
+                    where=str(model.artifact),
+                    expected="the entry points prefill and decode",
+                    got=", ".join(model.entry_points),
+                )
+        self._model = model
+        prefill, decode = (model.entry_points[name].spec for name in ("prefill", "decode"))
+        seq = [dim.name for dim in prefill.dims].index("seq")
+        self._widest = max(bucket.sizes[seq] for bucket in prefill.buckets)
+        positions = next(spec for spec in decode.inputs if spec.name == "positions")
+        assert positions.value_range is not None, "the task gives positions a range"
+        self.length = int(positions.value_range[1])
+
+    def tokens(
+        self, prompt: Sequence[int], choose: Callable[[torch.Tensor], int], ends: frozenset[int], most: int
+    ) -> Iterator[int]:
+        """The tokens after a prompt, each as soon as it is chosen, until one of `ends`, `most` of them or the end of
+        the row. What of the prompt exceeds the largest bucket is read token by token."""
+        if not 1 <= len(prompt) < self.length:
+            raise AotairError(
+                "the prompt does not fit",
+                expected=f"1 to {self.length - 1} tokens: the row of the cache has {self.length}",
+                got=str(len(prompt)),
+            )
+        first, rest = prompt[: self._widest], prompt[self._widest :]
+        ids = torch.tensor([list(first)])
+        answer = self._call("prefill", ids, torch.ones_like(ids), torch.tensor([_SLOT]))
+        place = len(first)
+        for token in rest:
+            answer = self._next(token, place)
+            place += 1
+        for _ in range(most):
+            token = choose(answer)
+            if token in ends:
+                return
+            yield token
+            if place == self.length:
+                return
+            answer = self._next(token, place)
+            place += 1
+
+    def _next(self, token: int, place: int) -> torch.Tensor:
+        return self._call("decode", torch.tensor([token]), torch.tensor([place]), torch.tensor([_SLOT]))
+
+    def _call(self, entry: str, *inputs: torch.Tensor) -> torch.Tensor:
+        """The logits of the one sequence, (vocabulary,)."""
+        device = self._model.device
+        answer: torch.Tensor = self._model.entry_points[entry](*(tensor.to(device) for tensor in inputs))[0]
+        if answer.dim() == 0:  # greedy: the token itself
+            return torch.nn.functional.one_hot(answer, int(answer) + 1).to(torch.float32)
+        return answer

@@ -1,0 +1,213 @@
+"""What transformers' layers keep of the tokens before, as rows of buffers that every call shares.
+
+A layer of attention keeps keys and values, one row of `length` tokens for each sequence; a recurrent or convolutional
+layer keeps states, one row for each sequence. The last row is nobody's: padding points to it, and nothing is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import cache_utils
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: `slots` (batch,) are the rows of its sequences, `spare` the row that padding points to, `starts`
+    (batch,) the position of each sequence's first column, which lies before it where columns pad on the left;
+    `real` (batch, tokens) says which tokens are no padding. A `fresh` call begins its sequences: what the rows hold
+    is not read."""
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    real: torch.Tensor
+    spare: int
+    fresh: bool
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of each token in its sequence, (batch, tokens); those of padding are legal ones."""
+        return (self.starts[:, None] + torch.arange(self.real.shape[1], device=self.starts.device)).clamp(min=0)
+
+    def seen(self, length: int) -> torch.Tensor:
+        """Which of the columns that a layer attends to are tokens, as ones, (batch, columns): those of a fresh call, or
+        of whole rows of `length` those up to the call's last column."""
+        if self.fresh:
+            return self.real.to(torch.int64)
+        columns = torch.arange(length, device=self.starts.device)
+        return (columns < (self.starts + self.real.shape[1])[:, None]).to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a model's layers keep, found by trying it: for each layer the names of its buffers."""
+
+    attention: dict[int, tuple[str, str]]
+    states: dict[int, dict[tuple[str, int], str]]
+    sliding: frozenset[int]
+    layers: int
+
+    def names(self) -> list[str]:
+        """The buffers, layer by layer."""
+        pairs = [name for both in self.attention.values() for name in both]
+        return pairs + [name for states in self.states.values() for name in states.values()]
+
+
+def keep(owner: nn.Module, model: nn.Module, ids: torch.Tensor, rows: int, length: int) -> Kept:
+    """Give `owner` the buffers that the layers of `model` need, found in a call with the tokens `ids` (1, tokens)."""
+    cache = cache_utils.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=True, **{cache_argument(model): cache})
+    attention: dict[int, tuple[str, str]] = {}
+    states: dict[int, dict[tuple[str, int], str]] = {}
+    for number, layer in enumerate(cache.layers):
+        if getattr(layer, "keys", None) is not None:
+            attention[number] = (f"keys{number}", f"values{number}")
+            for name, kept in zip(attention[number], (layer.keys, layer.values), strict=True):
+                shape = (rows * length, kept.shape[1] * kept.shape[3])
+                owner.register_buffer(name, torch.zeros(shape, dtype=kept.dtype), persistent=False)
+        for kind in ("conv", "recurrent"):
+            for index, state in getattr(layer, f"{kind}_states", {}).items():
+                if state is not None:
+                    name = states.setdefault(number, {})[kind, index] = f"{kind}{number}_{index}"
+                    shape = (rows, *state.shape[1:])
+                    owner.register_buffer(name, torch.zeros(shape, dtype=state.dtype), persistent=False)
+    sliding = frozenset(number for number, slides in enumerate(cache.is_sliding) if slides)
+    return Kept(attention, states, sliding, len(cache.layers))
+
+
+def cache_argument(model: nn.Module) -> str:
+    """What the model's `forward` calls its cache."""
+    names = model.forward.__code__.co_varnames
+    return "cache_params" if "cache_params" in names else "past_key_values"
+
+
+class Rows(cache_utils.Cache):
+    """The buffers of `owner`, for one call."""
+
+    is_compileable = False
+
+    def __init__(self, owner: nn.Module, kept: Kept, call: Call, length: int):
+        layers: list[object] = []
+        for number in range(kept.layers):
+            states = {key: owner.get_buffer(name) for key, name in kept.states.get(number, {}).items()}
+            buffers = [owner.get_buffer(name) for name in kept.attention.get(number, ())]
+            sliding = number in kept.sliding
+            if buffers and states:
+                layers.append(_BothLayer(call, buffers, length, sliding, states))
+            elif buffers:
+                layers.append(_AttentionLayer(call, buffers, length, sliding))
+            else:
+                layers.append(_StateLayer(call, states) if states else cache_utils.DummyLayer())
+        super().__init__(layers=layers)
+
+    def store(self) -> None:
+        """Write the states, as the call left them, into their rows. Keys and values are there already."""
+        for layer in self.layers:
+            if isinstance(layer, _StateLayer):
+                layer.store()
+
+
+class _AttentionLayer(cache_utils.CacheLayerMixin):
+    """Keys and values, each ((slots + 1) * length, heads * width)."""
+
+    def __init__(self, call: Call, buffers: Sequence[torch.Tensor], length: int, sliding: bool):
+        super().__init__()
+        self.is_initialized, self.is_sliding = True, sliding
+        self._call, self._buffers, self._length = call, buffers, length
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new rows (batch, heads, tokens, width) to their places; gives what there is to attend to: the new rows
+        of a fresh call, else whole rows of the cache (batch, heads, length, width)."""
+        keys, values = (self._one(*both) for both in zip(self._buffers, (key_states, value_states), strict=True))
+        return keys, values
+
+    def _one(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        call, length = self._call, self._length
+        batch, heads, tokens, width = new.shape
+        rows = new.transpose(1, 2).reshape(batch * tokens, heads * width)
+        positions = call.positions
+        real = call.real & (call.slots < call.spare)[:, None] & (positions < length)
+        places = torch.where(real, call.slots[:, None] * length + positions, call.spare * length).reshape(-1)
+        # What pads a call writes what is there already: a cache holds nothing but real tokens.
+        cache.index_copy_(0, places, torch.where(real.reshape(-1, 1), rows, cache.index_select(0, places)))
+        if call.fresh:
+            return new
+        kept = cache.view(-1, length * heads * width).index_select(0, call.slots)
+        return kept.view(batch, length, heads, width).transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self._call.fresh else self._length), 0
+
+    def get_seq_length(self) -> int | torch.Tensor:
+        """What masks call the offset of the first query: for a fresh call its columns are its positions."""
+        return 0 if self._call.fresh else self._call.starts
+
+    def get_max_length(self) -> int:
+        return self._length
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """The buffers are there."""
+
+
+class _StateLayer(cache_utils.LinearAttentionCacheLayerMixin):
+    """Convolutional and recurrent states, each (slots + 1, …)."""
+
+    def __init__(self, call: Call, states: dict[tuple[str, int], torch.Tensor]):
+        super().__init__(number_of_states=1 + max(index for _, index in states))
+        self._hold(call, states)
+
+    def _hold(self, call: Call, states: dict[tuple[str, int], torch.Tensor]) -> None:
+        self._of, self._states = call, states
+        for (kind, index), buffer in states.items():
+            self.has_previous_state[index] = not call.fresh
+            if not call.fresh:
+                getattr(self, f"{kind}_states")[index] = buffer.index_select(0, call.slots)
+
+    def lazy_initialization(self, *_: object, **__: object) -> None:
+        """The buffers are there."""
+
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_: object) -> torch.Tensor:
+        """New columns (batch, channels, tokens): gives them behind the kept ones, or behind zeros where a fresh call
+        has fewer than are kept."""
+        kept = self._states["conv", state_idx].shape[-1]
+        if self.has_previous_state[state_idx]:
+            conv_states = torch.cat([self.conv_states[state_idx], conv_states], dim=-1)
+            self.conv_states[state_idx] = conv_states[..., -kept:]
+            return conv_states
+        self.has_previous_state[state_idx] = True
+        self.conv_states[state_idx] = nn.functional.pad(conv_states, (kept, 0))[..., -kept:]
+        if conv_states.shape[-1] >= kept:
+            return conv_states
+        return self.conv_states[state_idx]
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: object) -> torch.Tensor:
+        self.recurrent_states[state_idx] = recurrent_states
+        return recurrent_states
+
+    def store(self) -> None:
+        """Write each state into its row; those of padding stay what they are."""
+        slots = self._of.slots
+        for (kind, index), buffer in self._states.items():
+            new = getattr(self, f"{kind}_states")[index]
+            real = (slots < self._of.spare).view(-1, *(1 for _ in new.shape[1:]))
+            buffer.index_copy_(0, slots, torch.where(real, new.to(buffer.dtype), buffer.index_select(0, slots)))
+
+
+class _BothLayer(_StateLayer, _AttentionLayer):
+    """A layer with attention and states beside each other."""
+
+    def __init__(
+        self,
+        call: Call,
+        buffers: Sequence[torch.Tensor],
+        length: int,
+        sliding: bool,
+        states: dict[tuple[str, int], torch.Tensor],
+    ):
+        _AttentionLayer.__init__(self, call, buffers, length, sliding)
+        _StateLayer.__init__(self, call, states)
+        self.is_sliding = sliding
