@@ -96,7 +96,7 @@ class Tokenizer:
         special = {
             name: value["content"] if isinstance(value, dict) else value
             for name, value in self._config.items()
-            if name.endswith("_token") and (isinstance(value, str) or isinstance(value, dict) and "content" in value)
+            if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
         }
         try:
             text: str = self._template.render(messages=list(messages), add_generation_prompt=True, **special)

@@ -166,9 +166,7 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write  [default: standard output]")
 @click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="For FACTORY; the value is YAML.")
 @click.option("--example", metavar="NAME", help="Instead: copy a recipe that comes with aotair, and its model, here.")
-def init(
-    factory: str | None, task: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None
-) -> None:
+def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
     """Write a first recipe: for FACTORY (package:callable or file.py:callable), from its model's signature; or for a
     checkpoint on disk, DIR as the Hugging Face hub lays it out or a GGUF file, from its configuration."""
     from ..recipe.examples import copy_example

@@ -22,7 +22,7 @@ def refuse_disagreement(made: LanguageModel, where: str) -> None:
     itself computes of the whole sequences."""
     lengths = _lengths(made)
     generator = torch.Generator().manual_seed(1)
-    vocabulary = made.model.config.get_text_config().vocab_size
+    vocabulary = made.config.get_text_config().vocab_size
     whole = [torch.randint(vocabulary, (length,), generator=generator) for length in lengths]
     with torch.no_grad():
         want = [made.model(input_ids=row[None], use_cache=False).logits[0, -_DECODED - 1 :] for row in whole]
@@ -42,7 +42,7 @@ def refuse_disagreement(made: LanguageModel, where: str) -> None:
 def _lengths(made: LanguageModel) -> tuple[int, ...]:
     """Of two sequences: one that is longer than what a layer looks back to, where that is less than the cache, and a
     short one beside it."""
-    config = made.model.config.get_text_config()
+    config = made.config.get_text_config()
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     looks = max((size for size in windows if isinstance(size, int) and size < made.length), default=0)
     longest = min(looks + _BEYOND, made.length, _MOST)

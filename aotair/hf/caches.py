@@ -6,6 +6,8 @@ layer keeps states, one row for each sequence. The last row is nobody's: padding
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,28 +16,40 @@ from transformers import cache_utils
 
 @dataclass(frozen=True)
 class Call:
-    """One call: `slots` (batch,) are the rows of its sequences, `spare` the row that padding points to, `starts`
-    (batch,) the position of each sequence's first column, which lies before it where columns pad on the left;
-    `real` (batch, tokens) says which tokens are no padding. A `fresh` call begins its sequences: what the rows hold
-    is not read."""
+    """One call: `slots` (batch,) are the rows of its sequences, `spare` the row that padding points to, each of
+    `length` tokens; `starts` (batch,) the position of each sequence's first column, which lies before it where columns
+    pad on the left; `real` (batch, tokens) says which tokens are no padding. A `fresh` call begins its sequences: what
+    the rows hold is not read."""
 
     slots: torch.Tensor
     starts: torch.Tensor
     real: torch.Tensor
     spare: int
+    length: int
     fresh: bool
 
-    @property
+    @cached_property
     def positions(self) -> torch.Tensor:
         """Of each token in its sequence, (batch, tokens); those of padding are legal ones."""
         return (self.starts[:, None] + torch.arange(self.real.shape[1], device=self.starts.device)).clamp(min=0)
 
-    def seen(self, length: int) -> torch.Tensor:
+    @cached_property
+    def written(self) -> torch.Tensor:
+        """Which tokens have a place in a cache, (batch * tokens, 1)."""
+        return (self.real & (self.slots < self.spare)[:, None] & (self.positions < self.length)).reshape(-1, 1)
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """Where each token's key and value go, in rows of tokens (batch * tokens,); others into the spare row."""
+        places = self.slots[:, None] * self.length + self.positions
+        return torch.where(self.written[:, 0], places.reshape(-1), self.spare * self.length)
+
+    def seen(self) -> torch.Tensor:
         """Which of the columns that a layer attends to are tokens, as ones, (batch, columns): those of a fresh call, or
-        of whole rows of `length` those up to the call's last column."""
+        of whole rows those up to the call's last column."""
         if self.fresh:
             return self.real.to(torch.int64)
-        columns = torch.arange(length, device=self.starts.device)
+        columns = torch.arange(self.length, device=self.starts.device)
         return (columns < (self.starts + self.real.shape[1])[:, None]).to(torch.int64)
 
 
@@ -54,7 +68,7 @@ class Kept:
         return pairs + [name for states in self.states.values() for name in states.values()]
 
 
-def keep(owner: nn.Module, model: nn.Module, ids: torch.Tensor, rows: int, length: int) -> Kept:
+def keep(owner: nn.Module, model: Any, ids: torch.Tensor, rows: int, length: int) -> Kept:
     """Give `owner` the buffers that the layers of `model` need, found in a call with the tokens `ids` (1, tokens)."""
     cache = cache_utils.DynamicCache(config=model.config)
     with torch.no_grad():
@@ -77,7 +91,7 @@ def keep(owner: nn.Module, model: nn.Module, ids: torch.Tensor, rows: int, lengt
     return Kept(attention, states, sliding, len(cache.layers))
 
 
-def cache_argument(model: nn.Module) -> str:
+def cache_argument(model: Any) -> str:
     """What the model's `forward` calls its cache."""
     names = model.forward.__code__.co_varnames
     return "cache_params" if "cache_params" in names else "past_key_values"
@@ -88,16 +102,16 @@ class Rows(cache_utils.Cache):
 
     is_compileable = False
 
-    def __init__(self, owner: nn.Module, kept: Kept, call: Call, length: int):
+    def __init__(self, owner: nn.Module, kept: Kept, call: Call):
         layers: list[object] = []
         for number in range(kept.layers):
             states = {key: owner.get_buffer(name) for key, name in kept.states.get(number, {}).items()}
             buffers = [owner.get_buffer(name) for name in kept.attention.get(number, ())]
             sliding = number in kept.sliding
             if buffers and states:
-                layers.append(_BothLayer(call, buffers, length, sliding, states))
+                layers.append(_BothLayer(call, buffers, sliding, states))
             elif buffers:
-                layers.append(_AttentionLayer(call, buffers, length, sliding))
+                layers.append(_AttentionLayer(call, buffers, sliding))
             else:
                 layers.append(_StateLayer(call, states) if states else cache_utils.DummyLayer())
         super().__init__(layers=layers)
@@ -112,10 +126,10 @@ class Rows(cache_utils.Cache):
 class _AttentionLayer(cache_utils.CacheLayerMixin):
     """Keys and values, each ((slots + 1) * length, heads * width)."""
 
-    def __init__(self, call: Call, buffers: Sequence[torch.Tensor], length: int, sliding: bool):
+    def __init__(self, call: Call, buffers: Sequence[torch.Tensor], sliding: bool):
         super().__init__()
         self.is_initialized, self.is_sliding = True, sliding
-        self._call, self._buffers, self._length = call, buffers, length
+        self._call, self._buffers = call, buffers
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
@@ -126,28 +140,25 @@ class _AttentionLayer(cache_utils.CacheLayerMixin):
         return keys, values
 
     def _one(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        call, length = self._call, self._length
+        call = self._call
         batch, heads, tokens, width = new.shape
         rows = new.transpose(1, 2).reshape(batch * tokens, heads * width)
-        positions = call.positions
-        real = call.real & (call.slots < call.spare)[:, None] & (positions < length)
-        places = torch.where(real, call.slots[:, None] * length + positions, call.spare * length).reshape(-1)
         # What pads a call writes what is there already: a cache holds nothing but real tokens.
-        cache.index_copy_(0, places, torch.where(real.reshape(-1, 1), rows, cache.index_select(0, places)))
+        cache.index_copy_(0, call.places, torch.where(call.written, rows, cache.index_select(0, call.places)))
         if call.fresh:
             return new
-        kept = cache.view(-1, length * heads * width).index_select(0, call.slots)
-        return kept.view(batch, length, heads, width).transpose(1, 2)
+        kept = cache.view(-1, call.length * heads * width).index_select(0, call.slots)
+        return kept.view(batch, call.length, heads, width).transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (query_length if self._call.fresh else self._length), 0
+        return (query_length if self._call.fresh else self._call.length), 0
 
     def get_seq_length(self) -> int | torch.Tensor:
         """What masks call the offset of the first query: for a fresh call its columns are its positions."""
         return 0 if self._call.fresh else self._call.starts
 
     def get_max_length(self) -> int:
-        return self._length
+        return self._call.length
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """The buffers are there."""
@@ -182,7 +193,8 @@ class _StateLayer(cache_utils.LinearAttentionCacheLayerMixin):
         self.conv_states[state_idx] = nn.functional.pad(conv_states, (kept, 0))[..., -kept:]
         if conv_states.shape[-1] >= kept:
             return conv_states
-        return self.conv_states[state_idx]
+        kept_columns: torch.Tensor = self.conv_states[state_idx]
+        return kept_columns
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: object) -> torch.Tensor:
         self.recurrent_states[state_idx] = recurrent_states
@@ -204,10 +216,9 @@ class _BothLayer(_StateLayer, _AttentionLayer):
         self,
         call: Call,
         buffers: Sequence[torch.Tensor],
-        length: int,
         sliding: bool,
         states: dict[tuple[str, int], torch.Tensor],
     ):
-        _AttentionLayer.__init__(self, call, buffers, length, sliding)
+        _AttentionLayer.__init__(self, call, buffers, sliding)
         _StateLayer.__init__(self, call, states)
         self.is_sliding = sliding

@@ -1,6 +1,7 @@
 """Any of transformers' decoders as methods over one set of buffers: prefill, decode, extend and verify."""
 
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ class LanguageModel(nn.Module):
     vocabulary), or the likeliest tokens with `greedy`.
     """
 
-    def __init__(self, model: nn.Module, slots: int, length: int, greedy: bool = False):
+    def __init__(self, model: Any, slots: int, length: int, greedy: bool = False):
         super().__init__()
         self.model, self.slots, self.length, self.greedy = model, slots, length, greedy
         settle(model, length)
@@ -25,6 +26,11 @@ class LanguageModel(nn.Module):
         takes = inspect.signature(model.forward).parameters
         self._takes = frozenset(takes)
         self._cache = cache_argument(model)
+
+    @property
+    def config(self) -> Any:
+        """transformers' own, of the model."""
+        return self.model.config
 
     def rows(self) -> list[torch.Tensor]:
         """The buffers of the cache."""
@@ -39,12 +45,14 @@ class LanguageModel(nn.Module):
         """Whole prompts: ids and mask (batch, seq), ones before zeros, and the row of the cache that each goes to
         (batch,). Gives the logits of each prompt's last token."""
         ids, starts, real = _to_the_right(input_ids, attention_mask.sum(1))
-        return self._answer(ids, Call(slots, starts, real, self.slots, fresh=True), 1)[:, -1]
+        return self._answer(ids, Call(slots, starts, real, self.slots, self.length, fresh=True), 1)[:, -1]
 
     def decode(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """One token each: ids, positions and rows of the cache, all (batch,). Gives what `prefill` gives."""
         real = torch.ones_like(input_ids[:, None], dtype=torch.bool)
-        return self._answer(input_ids[:, None], Call(slots, positions, real, self.slots, fresh=False), 1)[:, -1]
+        return self._answer(input_ids[:, None], Call(slots, positions, real, self.slots, self.length, fresh=False), 1)[
+            :, -1
+        ]
 
     def extend(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
@@ -52,22 +60,24 @@ class LanguageModel(nn.Module):
         """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position
         of each first token and the row (batch,). Gives what `prefill` gives."""
         ids, shift, real = _to_the_right(input_ids, attention_mask.sum(1))
-        return self._answer(ids, Call(slots, positions + shift, real, self.slots, fresh=False), 1)[:, -1]
+        return self._answer(ids, Call(slots, positions + shift, real, self.slots, self.length, fresh=False), 1)[:, -1]
 
     def verify(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
         """As `extend`, with the logits of every token, (batch, seq, vocabulary): what a draft's tokens are checked by.
         Rows of tokens that do not hold are overwritten by the next call at their positions."""
-        return self._answer(input_ids, Call(slots, positions, attention_mask > 0, self.slots, fresh=False), 0)
+        return self._answer(
+            input_ids, Call(slots, positions, attention_mask > 0, self.slots, self.length, fresh=False), 0
+        )
 
     def _answer(self, ids: torch.Tensor, call: Call, last: int) -> torch.Tensor:
         """Logits of the `last` columns, of all where that is 0."""
-        rows = Rows(self, self._kept, call, self.length)
+        rows = Rows(self, self._kept, call)
         reads = call.fresh or self._kept.attention  # recurrent layers are told of nothing but padding
         given = {
             "input_ids": ids,
-            "attention_mask": call.seen(self.length) if reads else None,
+            "attention_mask": call.seen() if reads else None,
             "position_ids": call.positions,
             "use_cache": True,
             "logits_to_keep": last,

@@ -3,12 +3,12 @@
 transformers' modules look at the whole batch there; an artifact serves sequences that know nothing of each other.
 """
 
-from torch import nn
+from typing import Any
 
 from ..errors import ModelError
 
 
-def settle(model: nn.Module, length: int) -> None:
+def settle(model: Any, length: int) -> None:
     """Set the modules of `model` so that sequences of up to `length` tokens are computed alone as in any batch. Raises
     ModelError where that is not the same thing."""
     for module in model.modules():
@@ -16,11 +16,11 @@ def settle(model: nn.Module, length: int) -> None:
         _settle_temperature(model, module, length)
 
 
-def _settle_rotary(model: nn.Module, module: nn.Module, length: int) -> None:
+def _settle_rotary(model: Any, module: Any, length: int) -> None:
     """Frequencies that grow once a sequence is longer than those of the training stay those of short ones."""
-    kinds = getattr(module, "rope_type", None)
+    kinds: Any = getattr(module, "rope_type", None)
     by_layer = isinstance(kinds, dict)
-    for layer, kind in kinds.items() if isinstance(kinds, dict) else (("", kinds),):
+    for layer, kind in list(kinds.items()) if by_layer else [("", kinds)]:
         if not isinstance(kind, str) or not ("dynamic" in kind or kind == "longrope"):
             continue
         config = model.config.get_text_config()
@@ -35,7 +35,7 @@ def _settle_rotary(model: nn.Module, module: nn.Module, length: int) -> None:
             module.rope_type = "settled"
 
 
-def _settle_temperature(model: nn.Module, module: nn.Module, length: int) -> None:
+def _settle_temperature(model: Any, module: Any, length: int) -> None:
     """Scores of layers without rotary embedding are scaled by position, by one before `floor_scale` tokens."""
     if getattr(module, "attn_temperature_tuning", None):
         known = int(module.floor_scale) - 1
@@ -44,7 +44,7 @@ def _settle_temperature(model: nn.Module, module: nn.Module, length: int) -> Non
         module.attn_temperature_tuning = False
 
 
-def _too_long(model: nn.Module, what: str, known: int, length: int) -> ModelError:
+def _too_long(model: Any, what: str, known: int, length: int) -> ModelError:
     return ModelError(
         f"{what} changes for all sequences of a batch once one is longer than {known} tokens",
         where=type(model).__name__,

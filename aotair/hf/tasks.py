@@ -97,9 +97,7 @@ def task_defaults(task: Task) -> tuple[str, ...]:
     return getattr(task, "DEFAULTS", ())
 
 
-def make(
-    path: str, task: str, dtype: str | None, folder: Path, where: str, **kwargs: object
-) -> torch.nn.Module:
+def make(path: str, task: str, dtype: str | None, folder: Path, where: str, **kwargs: object) -> torch.nn.Module:
     """The model of a completed recipe, as a factory makes it: `dtype` None is the checkpoint's own."""
     source = open_source(folder / path, where)
     chosen = task_of(source, task, where)

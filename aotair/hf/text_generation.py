@@ -1,4 +1,4 @@
-"""The task text-generation: a decoder's checkpoint as `prefill`, `decode`, `extend` and `verify` over rows of a cache."""
+"""The task text-generation: a decoder as `prefill`, `decode`, `extend` and `verify` over rows of a cache."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,9 @@ def serves(source: Source) -> bool:
     """Whether transformers has a decoder for the configuration, and the checkpoint is of one."""
     known = type(source.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     named = source.config.architectures or []
-    return known and (not named or any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in named))
+    return known and (
+        not named or any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in named)
+    )
 
 
 def make(source: Source, dtype: torch.dtype, options: Mapping[str, Any], where: str) -> LanguageModel:
@@ -76,6 +78,9 @@ def _sizes(source: Source, options: Mapping[str, Any], where: str) -> tuple[int,
     for name, value, most in (("slots", options["slots"], 1 << 16), ("length", length, known or 1 << 24)):
         if type(value) is not int or not 1 <= value <= most:
             raise ModelError(
-                f"model.kwargs.{name}: not possible", where=where, expected=f"a number from 1 to {most}", got=repr(value)
+                f"model.kwargs.{name}: not possible",
+                where=where,
+                expected=f"a number from 1 to {most}",
+                got=repr(value),
             )
     return int(options["slots"]), int(length)

@@ -29,7 +29,10 @@ def companion(path: Path, program: Program, name: str) -> Path:
     found = companions(program)
     if name not in found:
         raise AotairError(
-            "the artifact has no such file", where=str(path), expected=", ".join(found) or "none has been given", got=name
+            "the artifact has no such file",
+            where=str(path),
+            expected=", ".join(found) or "none has been given",
+            got=name,
         )
     check_file(path, found[name])
     return path / found[name].name
