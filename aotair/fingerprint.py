@@ -26,6 +26,7 @@ _FREE = (
     "name",
     "model.weights",
     "verify.seed",
+    "verify.level",
     "config.mode",
     "config.aclgraph_config",
     "config.debug.graph_dump",
