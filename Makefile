@@ -36,12 +36,13 @@ test: $(INSTALLED) ## all tests, and the lines they run; on a simulated NPU too 
 		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
-fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000), folds (2,000), weight arithmetic (500); on the simulated NPU 600 graphs and 1,000 sequences (an hour)
+fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000), folds (2,000), weight arithmetic (500), every planted fault; on the simulated NPU 600 graphs and 1,000 sequences (an hour)
 	$(BIN)/python -m pytest $(LONG) tests/test_fuzz.py --graphs 2000
 	$(BIN)/python -m pytest $(LONG) tests/builder/test_fusion_near.py --graphs 200
 	$(BIN)/python -m pytest $(LONG) -rP tests/builder/plan/test_check.py::test_no_planted_overlap_is_missed --graphs 5000
 	$(BIN)/python -m pytest $(LONG) tests/test_sequences.py --sequences 10000
 	$(BIN)/python -m pytest $(LONG) tests/builder/test_random_folds.py --graphs 2000
+	$(BIN)/python -m pytest $(LONG) tests/builder/test_planted_faults.py --faults
 	$(BIN)/python -m pytest $(LONG) tests/runtime/test_prologue.py -k test_random_weight_arithmetic --graphs 500
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest $(LONG) --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
 

@@ -28,6 +28,7 @@ _FREE = (
     "model.pretrained",
     "files",
     "verify.seed",
+    "verify.level",
     "config.mode",
     "config.aclgraph_config",
     "config.debug.graph_dump",

@@ -23,7 +23,6 @@ from aotair_runtime.format.schema import (
     Reserve,
     Space,
     State,
-    Tolerance,
 )
 from aotair_runtime.format.structure import leaf_names
 
@@ -118,7 +117,7 @@ def _program(
         name=job.name,
         requirements=_requirements(job),
         options=_options(job),
-        tolerance=Tolerance(*job.tolerance),
+        tolerance=job.tolerance,
         constants=constants,
         state=states,
         ops=tuple(tables.ops.values()),

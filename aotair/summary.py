@@ -31,11 +31,12 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a build came to. Sizes in bytes, times in seconds; `nodes` before and after, `rewrites` by pass; `misses`:
-    how many near matches each fusion rule left alone; `quantised`: how far that moved the answers, or None; `graphs`:
-    for each further graph of an entry point, why those before do not serve its buckets; `memory`: the most that a load
-    takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each namespace of ops
-    that the program uses and nodes have to allow, the package that a node has to import."""
+    """What a build came to. Sizes in bytes, times in seconds; `units`: the largest error in units in the last place of
+    its row's greatest number, and `sampled`: whether fewer runs proved it; `nodes` before and after, `rewrites` by
+    pass; `misses`: how many near matches each fusion rule left alone; `quantised`: how far that moved the answers, or
+    None; `graphs`: for each further graph of an entry point, why those before do not serve its buckets; `memory`: the
+    most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each
+    namespace of ops that the program uses and nodes have to allow, the package that a node has to import."""
 
     artifact: str
     nodes_before: int
@@ -45,7 +46,9 @@ class Summary:
     weights: int
     program: int
     max_abs_error: float
+    units: float
     padding_runs: int
+    sampled: bool
     seconds: dict[str, float]
     rewrites: dict[str, int]
     misses: dict[str, int]

@@ -22,7 +22,7 @@ from aotair.model.samples import random_inputs
 from aotair.recipe.job import Job, job_of
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.format.text import table
-from aotair_runtime.weights.golden import compare
+from aotair_runtime.weights.compared import compare
 
 _FRESH = 1_000_000  # a stream of random numbers that the build does not draw its own inputs from
 

@@ -239,7 +239,8 @@ def replay(proved, built, device: str, replays) -> str:
     from aotair_runtime.devices import open_device
     from aotair_runtime.model import Model
     from aotair_runtime.settings import Settings
-    from aotair_runtime.weights.golden import compare, take_changed
+    from aotair_runtime.weights.compared import compare
+    from aotair_runtime.weights.golden import take_changed
 
     constants = tuple(built.weights[constant.name] for constant in built.program.constants)
     golden, names = proved.golden, [spec.name for spec in proved.program.entry_points[0].inputs]

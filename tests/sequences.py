@@ -23,7 +23,7 @@ from aotair_runtime.errors import ArgumentError, ShapeError
 from aotair_runtime.memory.overlap import meet, span
 from aotair_runtime.model import Model
 from aotair_runtime.settings import settle
-from aotair_runtime.weights.golden import compare
+from aotair_runtime.weights.compared import compare
 
 CALLS = 8
 DTYPES = {"float32": torch.float32, "int64": torch.int64}

@@ -102,8 +102,11 @@ def verify(
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))
     else:
-        rows = [[f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", "ok" if r.within else "WRONG"] for r in results]
-        click.echo(table(["bucket", "largest error", "result"], rows))
+        rows = [
+            [f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", f"{r.units:.3g}", "ok" if r.within else "WRONG"]
+            for r in results
+        ]
+        click.echo(table(["bucket", "largest error", "in units", "result"], rows))
     if not all(result.within for result in results):
         raise SystemExit(1)
 

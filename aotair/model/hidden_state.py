@@ -13,7 +13,8 @@ import numpy
 import torch
 from torch.utils import _pytree
 
-from aotair_runtime.weights.golden import compare
+from aotair_runtime.format.schema import Tolerance
+from aotair_runtime.weights.compared import difference
 
 from ..errors import ModelError, UnsupportedError, user_frame
 from ..recipe.entry import EntryJob
@@ -23,6 +24,8 @@ from .reference import Original
 from .samples import random_inputs
 
 log = logging.getLogger("aotair")
+
+_EXACT = Tolerance(0.0, 0.0)
 
 Results = list[object]  # the leaves of what a call returns, and what it leaves in the buffers
 
@@ -54,7 +57,7 @@ def refuse_hidden_state(model: torch.nn.Module, job: EntryJob) -> None:
     if changed:
         there = {path: now[path] for path in changed if path in now}
         _refuse_values(calls, job, there, changed, [first, second, third])
-    if not equal_results(second, third, *job.tolerance):
+    if not equal_results(second, third, job.tolerance):
         raise ModelError(
             "the model answers otherwise when it is called again with the same inputs",
             where=job.where,
@@ -260,12 +263,12 @@ def _others(value: object) -> tuple[object, ...]:
     return ("",) if isinstance(value, str) else ()
 
 
-def equal_results(a: Results, b: Results | None, atol: float = 0, rtol: float = 0) -> bool:
+def equal_results(a: Results, b: Results | None, tolerance: Tolerance = _EXACT) -> bool:
     """Whether two calls have returned the same; False for what is no result."""
     if b is None or len(a) != len(b):
         return False
     return all(
-        compare(x, y, atol, rtol)[1]
+        difference(x, y, tolerance).within
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
         else type(x) is type(y) and (not isinstance(x, PLAIN) or repr(x) == repr(y))
         for x, y in zip(a, b)

@@ -56,16 +56,6 @@ def _random_mask(side: str, shape: Sequence[int], generator: torch.Generator) ->
     return places >= first if side == "left" else places <= first
 
 
-def random_states(states: Mapping[str, torch.Tensor], stream: int) -> dict[str, torch.Tensor]:
-    """Random numbers for floating-point states; of others only the model knows what they may be."""
-    generator = torch.Generator().manual_seed(stream)
-    return {
-        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-        for name, tensor in states.items()
-        if tensor.dtype.is_floating_point
-    }
-
-
 def poisons(item: InputPart) -> tuple[Poison, ...]:
     """What is put into the pad region of an input with `pad: any` (of `Recipe.inputs_at`) to prove it does no harm.
 

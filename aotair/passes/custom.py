@@ -81,6 +81,7 @@ def _call(
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     promised = [node.meta["val"] for node in operands(module.graph.output_node())]
     nodes = set(module.graph.nodes)
+    module.recompile()  # it may look at the code
     try:
         function(module, [node.meta["val"] for node in placeholders], config)
     except Exception as error:

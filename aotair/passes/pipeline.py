@@ -211,6 +211,17 @@ def apply(
 ) -> None:
     """Run the pipeline over `module`, in place. `stop_after` names the last pass to run, after its last run, or as
     `NAME:2` after its second."""
+    _run_all(module, config, observer, stop_after, rules)
+    module.recompile()  # once: nobody runs it between two passes
+
+
+def _run_all(
+    module: torch.fx.GraphModule,
+    config: CompilerConfig,
+    observer: Observer,
+    stop_after: str | None,
+    rules: Sequence[fusion.Rule],
+) -> None:
     steps = pipeline(config, observer.target, rules)
     stop = _Stop(stop_after, steps)
     counts = {}
@@ -264,5 +275,4 @@ def _run(step: Pass, module: torch.fx.GraphModule, config: CompilerConfig, obser
     with observer.watch(step.name, module) as edits:
         step.run(module, edits, **step.options(config))
         module.graph.lint()
-        module.recompile()
     return edits.count

@@ -26,14 +26,17 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     if several_streams(module.graph.nodes):
         edits.skipped("the graph has several streams")
         return
+    uses = None
     for node in [n for n in module.graph.nodes if n.target is _aten.cat.default]:
-        uses = Uses(module.graph)  # anew: each rewrite moves what lies where
         why = _why_not(node)
-        placed = {} if why else _placeable(node, uses, edits)
+        if not why and uses is None:
+            uses = Uses(module.graph)
+        placed = {} if why or uses is None else _placeable(node, uses, edits)
         if why or not placed:
             edits.declined(node, why or "none of its parts can be written where it belongs")
         elif edits.may(node, f"{len(placed)} of {len(operands(node))} parts are written where they belong"):
             _Rewrite(module.graph, node, edits).run(placed)
+            uses = None  # anew: each rewrite moves what lies where
     if edits.count:
         recompute(module.graph)  # views of the parts now look into the whole
 

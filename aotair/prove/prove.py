@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,19 +11,19 @@ from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
-from aotair_runtime.format.schema import Bucket, EntryPoint, PaddingProof, Program, Proof
-from aotair_runtime.format.sizes import describe, evaluate
-from aotair_runtime.format.structure import leaf_names
+from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, Tolerance
+from aotair_runtime.format.sizes import describe
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
-from aotair_runtime.weights.golden import changes, compare, key
+from aotair_runtime.weights.golden import changes, key
 
 from ..errors import ProofError
-from ..graph.resolve import resolved
 from ..model.reference import Original
-from ..model.samples import Poison, poisoned, poisons, random_inputs, random_states, read_samples
-from ..recipe.entry import EntryJob
+from ..model.samples import Poison, poisoned, poisons, random_inputs, read_samples
 from ..recipe.job import Job
+from .apart import Apart, allowed, apart
+from .lived import Lived
+from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
 
 _FAST_PATH = (
@@ -32,7 +32,8 @@ _FAST_PATH = (
     "hides a whole sequence makes NaN: say which values it takes with mask: right"
 )
 Tensors = dict[str, torch.Tensor]
-_AS_BUILT: Mapping[str, torch.Tensor] = {}
+_EXACT = Tolerance(0.0, 0.0)
+_SAMPLED = 2  # padded runs of a bucket, where not all are asked for
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,39 @@ class Proved:
 
 def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None]) -> Proved:
     """Raises ProofError at the first bucket that is wrong or whose padding is not neutral. `artifact` is what was
-    written: what the build holds in memory may be right where the file is not."""
+    written: what the build holds in memory may be right where the file is not.
+
+    First every bucket is called once, as the model was built; what that writes into states says how these look in life,
+    and from such ones every bucket is called again, and padded. With `verify: {level: sampled}` that is done for the
+    smallest and the largest bucket of each entry point alone, and with fewer poisons.
+    """
     program = artifact.program
     golden: dict[str, torch.Tensor] = {}
-    total, done, entries = sum(len(entry.buckets) for entry in program.entry_points), 0, []
     # All before the first call: each remembers the first values of the buffers that it puts back.
     originals = [Original(original, one) for one in job.entries]
+    lived = Lived()
     with on_host(artifact) as model:
-        for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True):
-            prover = _Prover(one, entry, model, first, golden)
-            proofs = []
-            for number, bucket in enumerate(entry.buckets):
-                progress(done, total)
-                proofs.append(prover.bucket(number, bucket))
-                done += 1
+        provers = [
+            _Prover(Runner(one, entry, model, first), golden, lived, job.sampled)
+            for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True)
+        ]
+        steps = [(prover, number) for prover in provers for number in range(len(prover.buckets))]
+        proofs = {}
+        for done, (prover, number) in enumerate(steps):
+            progress(done, 2 * len(steps))
+            proofs[prover, number] = prover.as_built(number)
+        for done, (prover, number) in enumerate(steps, len(steps)):
+            progress(done, 2 * len(steps))
+            proofs[prover, number] = prover.in_life(number, proofs[prover, number])
+        for prover in provers:
             for number, runs in prover.samples():
-                proofs[number] = replace(proofs[number], padding=(*proofs[number].padding, *runs))
-            buckets = tuple(replace(bucket, proof=proof) for bucket, proof in zip(entry.buckets, proofs))
-            entries.append(replace(entry, buckets=buckets))
-    progress(total, total)
+                proof = proofs[prover, number]
+                proofs[prover, number] = replace(proof, padding=(*proof.padding, *runs))
+    progress(2 * len(steps), 2 * len(steps))
+    entries = []
+    for prover, entry in zip(provers, program.entry_points):
+        buckets = [replace(bucket, proof=proofs[prover, number]) for number, bucket in enumerate(entry.buckets)]
+        entries.append(replace(entry, buckets=tuple(buckets)))
     return Proved(replace(program, entry_points=tuple(entries)), golden)
 
 
@@ -87,44 +102,53 @@ def on_host(
     return Model(artifact, open_device("cpu"), settings)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What a call left behind: outputs, then mutated inputs, then states, with a name for each."""
-
-    names: list[str]
-    tensors: list[torch.Tensor]
-
-
 class _Prover:
-    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original, golden: Tensors):
-        self._job, self._entry, self._model, self._original, self._golden = job, entry, model, original, golden
-        self._mutated = [name for name, item in job.inputs.items() if item.mutated]
-        self._output_names = list(leaf_names(entry.structure))
+    """Of one entry point."""
 
-    def bucket(self, number: int, bucket: Bucket) -> Proof:
-        sizes = dict(zip(self._job.dims(), bucket.sizes, strict=True))
-        inputs = random_inputs(self._job, sizes, number)
-        want, got = self._reference(inputs), self._replay(inputs)
+    def __init__(self, runner: Runner, golden: Tensors, lived: Lived, sampled: bool):
+        self._runner, self._golden, self._lived, self._sampled = runner, golden, lived, sampled
+        self._job, self._entry, self._model = runner.job, runner.entry, runner.model
+        self.buckets = self._entry.buckets
+        self._states: tuple[int, Tensors] = (-1, {})
+
+    def as_built(self, number: int) -> Proof:
+        """One call of a bucket from the states as they were built; it is golden."""
+        bucket = self.buckets[number]
+        inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
+        want, got = self._runner.reference(inputs), self._runner.replay(inputs)
         self._refuse_no_numbers(want)
-        error = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
-        self._record(number, inputs, want)
-        error = max(error, self._from_other_states(inputs, number, bucket))
-        return Proof(error, tuple(self._padding(number, bucket)))
+        found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
+        self._record(number, inputs, want, found)
+        return Proof(found.error, (), found.units, self._sampled)
 
-    def _from_other_states(self, inputs: Mapping[str, torch.Tensor], number: int, bucket: Bucket) -> float:
-        """The largest error where floating-point states hold random numbers: a cache of zeros hides who reads it."""
-        states = random_states(self._model.state, number)
-        if not states:
-            return 0.0
-        want, got = self._reference(inputs, states), self._replay(inputs, states)
-        return self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
+    def in_life(self, number: int, proof: Proof) -> Proof:
+        """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
+        if self._sampled and number not in (0, len(self.buckets) - 1):
+            return proof
+        bucket, states = self.buckets[number], self._states_of(number)
+        if states:
+            inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
+            want, got = self._runner.reference(inputs, states), self._runner.replay(inputs, states)
+            found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
+            proof = replace(
+                proof,
+                max_abs_error=max(proof.max_abs_error, found.error),
+                units=max(proof.units, found.units),
+            )
+        return replace(proof, padding=tuple(self._padding(number, bucket)))
+
+    def _states_of(self, number: int) -> Tensors:
+        """The random states of a bucket; those of the last one asked for are kept."""
+        if self._states[0] != number:
+            self._states = (number, self._lived.states(self._model.state, number))
+        return self._states[1]
 
     def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
         """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
         bucket or the next larger one: its number, and the runs."""
         for sample, inputs in enumerate(read_samples(self._job)):
-            want = self._reference(inputs)
-            self._compare(want, self._replay(inputs), f"verify.samples, sample {sample}")
+            want = self._runner.reference(inputs)
+            self._compare(want, self._runner.replay(inputs), f"verify.samples, sample {sample}")
             sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
             if (number := self._larger(sizes)) is not None:
                 yield number, list(self._padded_sample(inputs, sizes, number, f"those of verify.samples, {sample}"))
@@ -143,46 +167,23 @@ class _Prover:
     ) -> Iterator[PaddingProof]:
         items, bucket = self._job.inputs_at(dict(zip(self._job.dims(), sizes))), self._entry.buckets[number]
         kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
-        states = random_states(self._model.state, number)
-        want, plain = self._reference(inputs, states), self._replay(inputs, states)
+        want, plain = self._unpadded(inputs, number)
         for turn in range(max(map(len, kinds.values()), default=1)):
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
-            got = self._cut(self._replay(self._fill(inputs, bucket, chosen, turn), states), sizes)
-            yield self._padding_proof(want, plain, got, sizes, bucket, chosen, words)
+            filled = self._fill(inputs, bucket, chosen, turn)
+            yield self._padding_proof(want, plain, filled, sizes, number, chosen, words)
 
-    # ---- running and comparing --------------------------------------------------------------------------------
+    def _unpadded(self, inputs: Mapping[str, torch.Tensor], number: int) -> tuple[Run, Run]:
+        """What the original leaves behind, and what the artifact does with inputs that are padded as it pads."""
+        states = self._states_of(number)
+        want = self._runner.reference(inputs, states)
+        return want, self._runner.replay(inputs, states).shared(want)
 
-    def _reference(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
-        inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        try:
-            outputs, buffers = self._original(inputs, states), self._original.buffers()
-        except Exception as error:
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-            raise ProofError(
-                f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
-                where=self._job.where,
-                expected="a model that takes all sizes up to its buckets'",
-                got=shapes,
-                fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
-                "which is the smallest: dimensions: {NAME: {min: SIZE}}",
-            ) from error
-        return self._run(outputs, inputs, {name: resolved(buffers[name]).clone() for name in self._model.state})
+    # ---- comparing ------------------------------------------------------------------------------------------
 
-    def _replay(self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] = _AS_BUILT) -> _Run:
-        inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        self._model.reset_state()
-        for name, value in states.items():
-            self._model.state[name].copy_(value)
-        outputs = self._model.entry_points[self._entry.name].flat([inputs[spec.name] for spec in self._entry.inputs])
-        return self._run(outputs, inputs, {name: tensor.clone() for name, tensor in self._model.state.items()})
-
-    def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, states: Tensors) -> _Run:
-        names = self._output_names + [f"input {n}" for n in self._mutated] + [f"state {n}" for n in states]
-        return _Run(names, [*outputs, *(inputs[name] for name in self._mutated), *states.values()])
-
-    def _refuse_no_numbers(self, want: _Run) -> None:
+    def _refuse_no_numbers(self, want: Run) -> None:
         """Raises ProofError where the original answers NaN alone: whatever is compared with that agrees."""
-        for name, tensor in zip(want.names[: len(self._output_names)], want.tensors):
+        for name, tensor in zip(want.names[: len(self._runner.outputs)], want.tensors):
             if tensor.numel() and bool(tensor.isnan().all()):
                 raise ProofError(
                     f"the original model's output {name!r} is NaN throughout, which proves nothing",
@@ -192,74 +193,79 @@ class _Prover:
                     fix="say under inputs in which range the model's inputs lie",
                 )
 
-    def _compare(self, want: _Run, got: _Run, where: str) -> float:
-        """The largest error; raises ProofError where one is beyond the recipe's tolerance."""
-        largest, (atol, rtol) = 0.0, self._job.tolerance
-        for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
-            error, within = compare(gotten, wanted, atol, rtol)
-            largest = max(largest, error)
-            if not within:
-                raise ProofError(
-                    f"{where}: the output {name!r} is not the original model's",
-                    where=self._job.where,
-                    expected=f"within atol {atol:g} and rtol {rtol:g}",
-                    got=f"an error of {error:.3g}",
-                    fix=_FAST_PATH
-                    if self._original.has_fast_path()
-                    else "loosen verify if that is what the dtype "
-                    "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: --stop-after and "
-                    "--max-rewrites find it",
-                )
-        return largest
+    def _compare(self, want: Run, got: Run, where: str) -> Apart:
+        """How far a run is from the original's; raises ProofError where that is beyond the recipe's tolerance."""
+        found = apart(want, got, self._job.tolerance)
+        for name, wrong in found.wrong.items():
+            raise ProofError(
+                f"{where}: the output {name!r} is not the original model's",
+                where=self._job.where,
+                expected=allowed(self._job.tolerance),
+                got=f"an error of {wrong.error:.3g} ({wrong.units:.3g} units in the last place)",
+                fix=_FAST_PATH
+                if self._runner.original.has_fast_path()
+                else "loosen verify if that is what the dtype "
+                "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: --stop-after and "
+                "--max-rewrites find it",
+            )
+        return found
 
-    def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: _Run) -> None:
+    def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: Run, found: Apart) -> None:
+        """What is golden, and what calls write into states."""
         entry, golden = self._entry.name, self._golden
         for name, tensor in inputs.items():
             golden[key(entry, number, "in", name)] = tensor
         count = len(self._entry.outputs)
+        places: list[tuple[str, object]] = [("out", i) for i in range(count)]
+        places += [("after", name) for name in self._runner.mutated] + [("state", name) for name in self._model.state]
         for i, tensor in enumerate(want.tensors[:count]):
             golden[key(entry, number, "out", i)] = tensor
-        rest = [("after", name) for name in self._mutated] + [("state", name) for name in self._model.state]
         self._model.reset_state()
-        before = {("after", name): inputs[name] for name in self._mutated}
-        before |= {("state", name): tensor for name, tensor in self._model.state.items()}
-        for (side, name), tensor in zip(rest, want.tensors[count:], strict=True):
-            golden.update(changes(key(entry, number, side, name), before[side, name], tensor))
+        before = [inputs[name] for name in self._runner.mutated] + list(self._model.state.values())
+        for place, old, tensor in zip(places[count:], before, want.tensors[count:], strict=True):
+            golden.update(changes(key(entry, number, *place), old, tensor))
+            if place[0] == "state":
+                self._lived.saw(str(place[1]), old, tensor)
+        for place, name in zip(places, want.names):
+            if name in found.slack:
+                golden[f"{key(entry, number, *place)}.slack"] = torch.tensor(found.slack[name], dtype=torch.float64)
 
     # ---- padding ------------------------------------------------------------------------------------------------
 
     def _padding(self, number: int, bucket: Bucket) -> Iterator[PaddingProof]:
         items = self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))
         kinds = {n: poisons(item) for n, item in items.items() if item.pad == "any"}
-        neutral: dict[tuple[tuple[int, ...], int], tuple[_Run, _Run]] = {}
-        for turn, (sizes, tilt) in enumerate(self._turns(number, bucket, max(map(len, kinds.values()), default=1))):
+        neutral: dict[tuple[tuple[int, ...], int], tuple[Run, Run]] = {}
+        turns = self._turns(number, bucket, max(map(len, kinds.values()), default=1))
+        for turn, (sizes, tilt) in enumerate(turns):
             by_dim = dict(zip(self._job.dims(), sizes, strict=True))
             real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
-            states = random_states(self._model.state, number)
             if (sizes, tilt) not in neutral:
-                neutral[sizes, tilt] = (self._reference(real, states), self._replay(real, states))
+                neutral[sizes, tilt] = self._unpadded(real, number)
             want, plain = neutral[sizes, tilt]
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
-            got = self._cut(self._replay(self._fill(real, bucket, chosen, turn), states), sizes)
-            yield self._padding_proof(want, plain, got, sizes, bucket, chosen, words)
+            yield self._padding_proof(want, plain, self._fill(real, bucket, chosen, turn), sizes, number, chosen, words)
 
     def _padding_proof(
         self,
-        want: _Run,
-        plain: _Run,
-        got: _Run,
+        want: Run,
+        plain: Run,
+        filled: Tensors,
         sizes: tuple[int, ...],
-        bucket: Bucket,
+        number: int,
         chosen: Mapping[str, Poison],
         words: str,
     ) -> PaddingProof:
-        """Of the run `got`, with `plain` as the runtime pads; raises ProofError where either is not `want`."""
-        for run in (plain, got):
-            self._check_padding(want, run, sizes, bucket, chosen, words)
-        error = max((compare(g, w, 0, 0)[0] for w, g in zip(want.tensors, got.tensors)), default=0.0)
-        same = all(compare(g, p, 0, 0)[1] for p, g in zip(plain.tensors, got.tensors))
+        """Of a run with these `filled` inputs, with `plain` as the runtime pads; raises ProofError where either is not
+        `want`."""
+        bucket = self.buckets[number]
+        got = self._runner.replay(filled, self._states_of(number)).cut(self._entry, sizes)
+        self._check_padding(want, plain, sizes, bucket, chosen, words)
+        found = self._check_padding(want, got, sizes, bucket, chosen, words)
+        identical = apart(plain, got, _EXACT)
         text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
-        return PaddingProof(sizes, f"{text}; real values: {words}" if words else text, error, same)
+        text = f"{text}; real values: {words}" if words else text
+        return PaddingProof(sizes, text, found.error, not identical.wrong, found.units)
 
     def _turns(self, number: int, bucket: Bucket, poisons: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """Real sizes and the number of a tilt for each run: values as they come along each dimension, then the others
@@ -271,7 +277,7 @@ class _Prover:
             tried = len(tilts(self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))))
             count = max(tried - 1, poisons - len(runs))
             runs += [(together[k % len(together)], k % tried) for k in range(1, count + 1)]
-        yield from runs
+        yield from runs[-_SAMPLED:] if self._sampled else runs
 
     def _reduced_sizes(self, number: int, bucket: Bucket) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Sizes of calls that this bucket would serve with padding: the smallest along each dimension; and along all of
@@ -310,38 +316,31 @@ class _Prover:
                 whole[name] = poisoned(item, real[name], shape, poison, stream)
         return whole
 
-    def _cut(self, run: _Run, sizes: Sequence[int]) -> _Run:
-        outputs = []
-        for tensor, spec in zip(run.tensors, self._entry.outputs):
-            shape = [evaluate(expr, sizes) for expr in spec.shape]
-            outputs.append(tensor[tuple(slice(0, size) for size in shape)])
-        return _Run(run.names, outputs + run.tensors[len(outputs) :])
-
     def _check_padding(
         self,
-        want: _Run,
-        got: _Run,
+        want: Run,
+        got: Run,
         sizes: tuple[int, ...],
         bucket: Bucket,
         chosen: Mapping[str, Poison],
         words: str,
-    ) -> None:
-        atol, rtol = (tolerance * rounding(self._job.inputs, words) for tolerance in self._job.tolerance)
-        changed = []
-        for name, wanted, gotten in zip(want.names, want.tensors, got.tensors, strict=True):
-            error, within = compare(gotten, wanted, atol, rtol)
-            if not within:
-                changed.append(f"{name} (error {error:.3g})")
-        if not changed:
-            return
+    ) -> Apart:
+        tolerance, far = self._job.tolerance, rounding(self._job.inputs, words)
+        tolerance = replace(tolerance, atol=tolerance.atol * far, rtol=tolerance.rtol * far)
+        found = apart(want, got, tolerance)
+        if not found.wrong:
+            return found
+        changed = [
+            f"{name} (error {wrong.error:.3g}, {wrong.units:.3g} units in the last place)"
+            for name, wrong in found.wrong.items()
+        ]
         padded = [d.name for d, have, real in zip(self._entry.dims, bucket.sizes, sizes) if real < have]
         inputs = [n for n, item in self._job.inputs.items() if item.pad is not None and set(padded) & set(item.shape)]
         filled = [f"{n} filled with {chosen.get(n, self._job.inputs[n].fill)}" for n in inputs]
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
             where=f"{self._job.where}: bucket {describe(self._entry, bucket.sizes)}",
-            expected=f"the original's outputs at {describe(self._entry, sizes)}, "
-            f"within atol {atol:g} and rtol {rtol:g}",
+            expected=f"the original's outputs at {describe(self._entry, sizes)}, {allowed(tolerance)}",
             got=f"{', '.join(changed)} changed, with {', '.join(filled)}"
             + (f", real values: {words}" if words else ""),
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "

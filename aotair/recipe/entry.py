@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aotair_runtime.format.dotted_names import PLAIN
-from aotair_runtime.format.schema import Scalar
+from aotair_runtime.format.schema import Scalar, Tolerance
 
 from .recipe import Buckets, DimensionPart, EntryPart, InputPart, OutputPart, Recipe, read_bound
 
-# By dtype, the narrowest first: (atol, rtol) for numbers of the order of one, after some layers.
-_TOLERANCES = {"int8": (5e-2, 5e-2), "bfloat16": (5e-2, 5e-2), "float16": (1e-2, 1e-2)}
+# By dtype, the narrowest first, after some layers: (atol, rtol) for numbers of the order of one, and the share of the
+# greatest number of a row; of float32 that is 64 units in its last place.
+_TOLERANCES = {"int8": (5e-2, 5e-2, 5e-2), "bfloat16": (5e-2, 5e-2, 5e-2), "float16": (1e-2, 1e-2, 1e-2)}
+_FLOAT32 = (1e-5, 1e-4, 64 * 2.0**-23)
 
 
 @dataclass(frozen=True)
 class EntryJob:
     """`where` is what errors call it; `folder` what paths in it are relative to; `samples` its file of real inputs, or
-    None; `tolerance` is (atol, rtol) of the proof, and `seed` that of random inputs."""
+    None; `tolerance` is that of the proof, and `seed` that of random inputs."""
 
     entry: str
     method: str
@@ -31,7 +33,7 @@ class EntryJob:
     buckets: Buckets
     dimensions: Mapping[str, DimensionPart]
     samples: str | None
-    tolerance: tuple[float, float]
+    tolerance: Tolerance
     seed: int
 
     def constant_values(self) -> dict[str, Scalar]:
@@ -98,16 +100,33 @@ def entry_jobs(recipe: Recipe) -> tuple[EntryJob, ...]:
     )
 
 
-def _tolerance(recipe: Recipe) -> tuple[float, float]:
-    """(atol, rtol) of the proof: those of `verify`, else those of the narrowest dtype of model and inputs. Where
-    activations are rounded to int8, the last bit of a float may move a number by a whole step."""
+def golden_tolerance(recipe: Recipe) -> Tolerance:
+    """How far a node's answers may be from the golden ones. Its kernels may be others than the build machine's: what
+    the proof takes in scale alone, this takes in numbers too."""
+    return _given(recipe) or Tolerance(*_by_dtype(recipe))
+
+
+def _tolerance(recipe: Recipe) -> Tolerance:
+    """That of the proof: what `verify` says, else relative to the greatest number of each row."""
+    return _given(recipe) or Tolerance(0.0, 0.0, _by_dtype(recipe)[2])
+
+
+def _given(recipe: Recipe) -> Tolerance | None:
+    """What `verify` says, the other of both by dtype; None where it says neither."""
+    given, (atol, rtol, _) = recipe.verify, _by_dtype(recipe)
+    if given.atol is None and given.rtol is None:
+        return None
+    return Tolerance(atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol)
+
+
+def _by_dtype(recipe: Recipe) -> tuple[float, float, float]:
+    """Those of the narrowest dtype of model and inputs. Where activations are rounded to int8, the last bit of a float
+    may move a number by a whole step."""
     parts = recipe.entry_points.values() if recipe.entry_points else (recipe,)
     kinds = {recipe.model.dtype, *(item.dtype for part in parts for item in part.inputs.values())} - {"int8"}
     if recipe.quantize is not None and not recipe.quantize.linear.endswith("weight_only"):
         kinds.add("int8")
-    atol, rtol = next((found for kind, found in _TOLERANCES.items() if kind in kinds), (1e-5, 1e-4))
-    given = recipe.verify
-    return atol if given.atol is None else given.atol, rtol if given.rtol is None else given.rtol
+    return next((found for kind, found in _TOLERANCES.items() if kind in kinds), _FLOAT32)
 
 
 def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.schema import Tolerance
 
 from .. import fusion
 from ..errors import ModelError
 from ..ops.naming import host_as_npu
 from ..target.target import Target
 from .config import CUSTOM_PASSES, CompilerConfig
-from .entry import EntryJob, entry_jobs
+from .entry import EntryJob, entry_jobs, golden_tolerance
 from .imports import import_callable
 from .quantize_part import QuantizePart
 from .recipe import ModelPart, Recipe, TargetPart
@@ -26,9 +27,15 @@ from .recipe import ModelPart, Recipe, TargetPart
 class Job:
     """`where` is what errors call it, `folder` what its relative paths are relative to. `target` is the device that the
     program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there already.
+<<<<<<< HEAD
     `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` and `tolerance`,
     (atol, rtol), are the proof's. `written` is the recipe as plain data, for the fingerprint. `files` travel with the
     artifact, and `companions` writes what else does into a directory."""
+=======
+    `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the proof's,
+    `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as plain data, for
+    the fingerprint."""
+>>>>>>> help-proof
 
     name: str
     where: str
@@ -42,7 +49,8 @@ class Job:
     rules: tuple[fusion.Rule, ...]
     quantize: QuantizePart | None
     seed: int
-    tolerance: tuple[float, float]
+    tolerance: Tolerance
+    sampled: bool
     entries: tuple[EntryJob, ...]
     written: Mapping[str, object]
     files: tuple[Path, ...] = ()
@@ -75,7 +83,8 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         rules=_rules(recipe),
         quantize=recipe.quantize,
         seed=recipe.verify.seed,
-        tolerance=entries[0].tolerance,
+        tolerance=golden_tolerance(recipe),
+        sampled=recipe.verify.level == "sampled",
         entries=entries,
         written=recipe.model_copy(update={} if config is None else {"config": config}).model_dump(
             mode="json", exclude=_NO_DATA

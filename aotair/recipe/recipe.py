@@ -290,11 +290,20 @@ class OutputPart(Part):
 class VerifyPart(Part):
     """How the build compares with the original model."""
 
-    atol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-5 for float32")
-    rtol: float | None = Field(default=None, ge=0, description="null: as the narrowest dtype allows, 1e-4 for float32")
+    atol: float | None = Field(
+        default=None,
+        ge=0,
+        description="an absolute bound; without both, one relative to the greatest number of each row, by dtype",
+    )
+    rtol: float | None = Field(default=None, ge=0, description="of each number, beside atol")
     seed: int = Field(default=0, ge=0, lt=1 << 63, description="of the random inputs and states")
     samples: str | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
+    )
+    level: Literal["full", "sampled"] = Field(
+        default="full",
+        description="sampled: each bucket called once, and the smallest and the largest of an entry point padded, with "
+        "few poisons; for models whose full proof takes too long",
     )
 
 

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotair_runtime.format.prologue import follows_from
-from aotair_runtime.format.schema import EntryPoint, Form, Program
+from aotair_runtime.format.schema import EntryPoint, Form, PaddingProof, Program, Proof
 from aotair_runtime.format.sizes import describe, shape_text
 
 from ..plan.picture import Picture
@@ -62,7 +62,7 @@ def _sections(
         yield "<h2>Buckets</h2>" + _buckets(program, entry)
         if pictures:  # none where the plans are another artifact's
             yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
-        yield "<h2>Padding proofs</h2>" + _padding(entry)
+        yield "<h2>Padding proofs</h2>" + _level(entry) + _padding(entry)
     if program.prologue.parts:
         made = [[name, ", ".join(names)] for name, names in follows_from(program).items()]
         yield "<h2>Weights made of others</h2>" + _table(["tensor", "of"], made)
@@ -93,7 +93,7 @@ def _buckets(program: Program, entry: EntryPoint) -> str:
     rows = []
     for bucket in entry.buckets:
         width = round(200 * bucket.height / max(1, program.arena))
-        error = f"{bucket.proof.max_abs_error:.2e}" if bucket.proof else "not proved"
+        error = error_text(bucket.proof) if bucket.proof else "not proved"
         bar = _Raw(f'<span class="bar" style="width:{width}px"></span>')
         rows.append(
             [
@@ -121,13 +121,29 @@ def _arenas(entry: EntryPoint, pictures: Pictures) -> str:
     return "\n".join([arena.legend(), *parts])
 
 
+def error_text(proof: Proof | PaddingProof) -> str:
+    """An error, and what it is in units in the last place."""
+    return f"{proof.max_abs_error:.2e} ({proof.units:.3g} units)" if proof.max_abs_error else "0"
+
+
+def _level(entry: EntryPoint) -> str:
+    """What was proved."""
+    text = "Errors are also given in units in the last place of the greatest number of their row."
+    if any(bucket.proof and bucket.proof.sampled for bucket in entry.buckets):
+        text += (
+            " The recipe asks for a sample: every bucket was called once; the smallest and the largest were also "
+            "called from states as calls leave them, and padded, with some of what padding may hold."
+        )
+    return f"<p>{text}</p>"
+
+
 def _padding(entry: EntryPoint) -> str:
     rows = [
         [
             describe(entry, bucket.sizes),
             describe(entry, run.sizes),
             run.poison,
-            f"{run.max_abs_error:.2e}",
+            error_text(run),
             "bit-identical" if run.identical else "within tolerance",
         ]
         for bucket in entry.buckets

@@ -63,7 +63,7 @@ def test_build_writes_into_the_working_directory_by_default(linear_recipe: Path,
     command = [sys.executable, "-m", "aotair.cli", "build", "linear.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (tmp_path / "linear.aotair" / "program.msgpack").is_file()
-    assert "proving each bucket against the original, 3 buckets" in done.stderr
+    assert "proving each bucket against the original, 6 steps" in done.stderr
 
 
 def test_build_dumps_every_stage(linear_recipe: Path, tmp_path: Path):

@@ -220,20 +220,25 @@ class Output:
 
 @dataclass(frozen=True)
 class PaddingProof:
-    """One run of a bucket with `sizes` real and the rest filled with `poison`, against the original model."""
+    """One run of a bucket with `sizes` real and the rest filled with `poison`, against the original model: the largest
+    error, and the largest in units in the last place of its row's greatest number."""
 
     sizes: tuple[int, ...]
     poison: str
     max_abs_error: float
     identical: bool
+    units: float = 0.0
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What the build showed for one bucket: the largest error against the original model, and padding runs."""
+    """What the build showed for one bucket: the largest error against the original model, padding runs, and the largest
+    error in units in the last place of its row's greatest number. `sampled`: a recipe asked for fewer runs."""
 
     max_abs_error: float
     padding: tuple[PaddingProof, ...]
+    units: float = 0.0
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -317,10 +322,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far `verify` lets a golden output be from the replayed one."""
+    """How far `verify` lets a golden output be from the replayed one: `atol + rtol * |golden|`, and `scale` times the
+    greatest number of its row."""
 
     atol: float
     rtol: float
+    scale: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,13 @@ def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
     for bucket in entry.buckets:
         proof = bucket.proof
         error = "not proved" if proof is None else f"{proof.max_abs_error:.1e}"
+        units = "" if proof is None else f"{proof.units:.3g}"
         runs = "" if proof is None else str(len(proof.padding))
         gap = f"{bucket.height / bucket.lower_bound - 1:.2%}" if bucket.lower_bound else "0.00%"
-        rows.append([describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", gap, error, runs])
-    yield table(["bucket", "instructions", "arena bytes", "over bound", "error", "padding runs"], rows)
+        rows.append([describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", gap, error, units, runs])
+    yield table(["bucket", "instructions", "arena bytes", "over bound", "error", "units", "padding runs"], rows)
+    if any(bucket.proof and bucket.proof.sampled for bucket in entry.buckets):
+        yield "  proved by a sample of runs"
 
 
 def _bucket_lines(program: Program, entry: EntryPoint, bucket: Bucket) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The golden tensors: what the original model answered at build time, and whether the artifact still answers so."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,19 +10,29 @@ from ..artifact.open import read_golden
 from ..errors import MalformedError
 from ..format.schema import EntryPoint, Tolerance
 from ..format.sizes import describe
+from .compared import difference
 from .loaded import Loaded
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # what came, what is golden
+
+@dataclass(frozen=True)
+class Pair:
+    """What came, what is golden, and how far the one may be from the other in any case."""
+
+    got: torch.Tensor
+    want: torch.Tensor
+    slack: float = 0.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest absolute error over the outputs of one bucket, and whether every element is within tolerance."""
+    """The largest absolute error over the outputs of one bucket, whether every element is within tolerance, and the
+    largest error in units in the last place of its row's greatest number."""
 
     entry: str
     bucket: str
     max_abs_error: float
     within: bool
+    units: float = 0.0
 
 
 def key(entry: str, bucket: int, side: str, name: object) -> str:
@@ -38,24 +49,6 @@ def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, t
     if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
         return {name: after}
     return {f"{name}.at": at, f"{name}.is": after.view(-1)[at]}
-
-
-def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> tuple[float, bool]:
-    """(largest absolute error, whether all elements are within `atol + rtol * |want|`).
-
-    NaN equals NaN and an infinity equals itself; a NaN or infinity against anything else is an infinite error.
-    """
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf"), False
-    if not got.numel():
-        return 0.0, True
-    wide = torch.complex128 if got.is_complex() else torch.float64
-    got, want = got.to(wide), want.to(wide)
-    same = (got == want) | (got.isnan() & want.isnan())
-    error = torch.where(same, 0.0, (got - want).abs())
-    error = torch.where(error.isnan(), torch.inf, error)
-    bound = atol + rtol * torch.where(want.isfinite(), want.abs(), 0.0)
-    return float(error.max()), bool((error <= bound).all())
 
 
 def replay_golden(model: Loaded) -> Iterator[Comparison]:
@@ -76,24 +69,26 @@ def replay_bucket(model: Loaded, golden: Mapping[str, torch.Tensor], entry: Entr
     model.reset_state()
     mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
     lasting = [("after", mutated), ("state", model.state)]
-    wanted = [
-        (tensor, take_changed(golden, key(entry.name, number, side, name), tensor))
-        for side, tensors in lasting
-        for name, tensor in tensors.items()
-    ]
+    wanted = []
+    for side, tensors in lasting:
+        for name, tensor in tensors.items():
+            stored = key(entry.name, number, side, name)
+            wanted.append((tensor, take_changed(golden, stored, tensor), stored))
     outputs = model.entry_points[entry.name].flat(given)
-    pairs = [(out, _take(golden, key(entry.name, number, "out", i))) for i, out in enumerate(outputs)]
-    return [(got.cpu(), want) for got, want in (*pairs, *wanted)]
+    names = [key(entry.name, number, "out", i) for i in range(len(outputs))]
+    pairs = [(out, _take(golden, name), name) for out, name in zip(outputs, names)]
+    return [Pair(got.cpu(), want, _slack(golden, name)) for got, want, name in (*pairs, *wanted)]
 
 
 def compare_bucket(pairs: Iterable[Pair], entry: EntryPoint, number: int, tolerance: Tolerance) -> Comparison:
     """What `replay_bucket` gave, within the tolerance or not."""
-    results = [compare(got, want, tolerance.atol, tolerance.rtol) for got, want in pairs]
+    results = [difference(pair.got, pair.want, tolerance, pair.slack) for pair in pairs]
     return Comparison(
         entry.name,
         describe(entry, entry.buckets[number].sizes),
-        max((error for error, _ in results), default=0.0),
-        all(within for _, within in results),
+        max((result.error for result in results), default=0.0),
+        all(result.within for result in results),
+        max((result.units for result in results), default=0.0),
     )
 
 
@@ -114,3 +109,12 @@ def _take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in golden:
         raise MalformedError(f"the golden tensor {name!r} is missing")
     return golden[name]
+
+
+def _slack(golden: Mapping[str, torch.Tensor], name: str) -> float:
+    """How far the original itself was seen to move, of a golden tensor; 0 where nothing is stored of that."""
+    if (found := golden.get(f"{name}.slack")) is None:
+        return 0.0
+    if found.dtype != torch.float64 or found.shape != () or not 0 <= float(found) < math.inf:
+        raise MalformedError(f"the golden tensor '{name}.slack' is no number of how far another may be off")
+    return float(found)

@@ -17,6 +17,7 @@ from ..format.prologue import follows_from, tensors
 from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
 from ..format.torch_names import dtype
+from .compared import tolerance_text
 from .golden import Pair, compare_bucket, replay_bucket
 from .loaded import Loaded
 from .prologue import made_by
@@ -286,13 +287,13 @@ def _check_answers(pairs: Sequence[Pair], entry: EntryPoint, number: int, weight
         raise WeightsError(
             "with these weights the model does not answer as their golden tensors say, and they were not taken",
             where=where,
-            expected=f"within atol {bound.atol:g} and rtol {bound.rtol:g}",
+            expected=f"within {tolerance_text(bound)}",
             got=f"an error of {result.max_abs_error:.3g}",
             fix="aotair verify says whether the artifact is good",
         )
 
 
 def _finite_where_golden(pairs: Sequence[Pair]) -> bool:
-    if any(got.shape != want.shape for got, want in pairs):
+    if any(pair.got.shape != pair.want.shape for pair in pairs):
         raise MalformedError("the golden tensors have other shapes than what the model answers")
-    return all(bool((got.isfinite() | ~want.isfinite()).all()) for got, want in pairs)
+    return all(bool((pair.got.isfinite() | ~pair.want.isfinite()).all()) for pair in pairs)

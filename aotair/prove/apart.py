@@ -1,0 +1,68 @@
+"""Is what a run left behind what the original leaves, within the tolerance, or within how far the original itself
+moves?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from aotair_runtime.format.schema import Tolerance
+from aotair_runtime.weights.compared import Difference, difference, tolerance_text
+
+from .runs import Run
+
+MOVES = 8  # times as far as the original's own sums in float64 move a tensor, anything may be off
+_MOST = 128.0  # times as far as the tolerance goes, it may then be off: what moves more proves nothing
+_MOST_SHARE = 0.1  # of a tensor's greatest number
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The largest error, the largest in units in the last place; the errors of what is beyond the tolerance, by name,
+    and how far that was exceeded where the original moves as much."""
+
+    error: float = 0.0
+    units: float = 0.0
+    wrong: Mapping[str, Difference] = field(default_factory=dict)
+    slack: Mapping[str, float] = field(default_factory=dict)
+
+
+def apart(want: Run, got: Run, tolerance: Tolerance) -> Apart:
+    """How far a run is from the original's. Where a bound is relative, and a tensor beyond it, the original is asked
+    how far it moves itself."""
+    error = units = 0.0
+    wrong: dict[str, Difference] = {}
+    slack: dict[str, float] = {}
+    for place, (name, wanted, gotten) in enumerate(zip(want.names, want.tensors, got.tensors, strict=True)):
+        found = difference(gotten, wanted, tolerance)
+        if not found.within and tolerance.scale and (moved := want.moved()) is not None:
+            found, slack[name] = _beside(gotten, wanted, moved.tensors[place], tolerance)
+        error, units = max(error, found.error), max(units, found.units)
+        if not found.within:
+            wrong[name] = found
+    return Apart(error, units, wrong, slack)
+
+
+def allowed(tolerance: Tolerance) -> str:
+    """What errors say of the bound."""
+    if not tolerance.scale:
+        return f"within {tolerance_text(tolerance)}"
+    text = f"within {tolerance_text(tolerance)}"
+    return f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
+
+
+def _beside(
+    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, tolerance: Tolerance
+) -> tuple[Difference, float]:
+    """The difference, with the slack that the original's own movement gives. Numbers that are counted have none, but
+    where the original itself counts otherwise."""
+    if moved.shape != want.shape or moved.dtype != want.dtype or got.shape != want.shape or got.dtype != want.dtype:
+        return difference(got, want, tolerance), 0.0
+    if not (want.dtype.is_floating_point or want.is_complex()):
+        return difference(torch.where(moved != want, want, got), want, tolerance), 0.0
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    step, size = (moved.to(wide) - want.to(wide)).abs(), want.to(wide).abs()
+    far = float(torch.where(step.isfinite(), step, 0.0).max())
+    greatest = float(torch.where(size.isfinite(), size, 0.0).max())
+    slack = min(MOVES * far, min(_MOST * tolerance.scale, _MOST_SHARE) * greatest)
+    return difference(got, want, tolerance, slack), slack

@@ -1,0 +1,104 @@
+"""One call of the original, and one of the artifact: what each leaves behind."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aotair_runtime.format.schema import EntryPoint
+from aotair_runtime.format.sizes import evaluate
+from aotair_runtime.format.structure import leaf_names
+from aotair_runtime.model import Model
+
+from ..errors import ProofError
+from ..graph.resolve import resolved
+from ..model.reference import Original
+from ..model.wider import Wider
+from ..recipe.entry import EntryJob
+
+log = logging.getLogger("aotair")
+
+Tensors = Mapping[str, torch.Tensor]
+AS_BUILT: Tensors = {}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a call left behind: outputs, then mutated inputs, then states, with a name for each. `moved` makes the call
+    again, with sums in float64, once; None where the model cannot."""
+
+    names: list[str]
+    tensors: list[torch.Tensor]
+    moved: Callable[[], "Run | None"] = lambda: None
+
+    def cut(self, entry: EntryPoint, sizes: Sequence[int]) -> "Run":
+        """With the part of the outputs that calls of these sizes have."""
+        outputs = []
+        for tensor, spec in zip(self.tensors, entry.outputs):
+            shape = [evaluate(expr, sizes) for expr in spec.shape]
+            outputs.append(tensor[tuple(slice(0, size) for size in shape)])
+        return Run(self.names, outputs + self.tensors[len(outputs) :])
+
+    def shared(self, other: "Run") -> "Run":
+        """The same, and what is equal to the other's is that: what lasts longer than the next call holds nothing
+        twice."""
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        return Run(self.names, [theirs if same(mine, theirs) else mine.clone() for mine, theirs in pairs])
+
+
+class Runner:
+    """Calls of one entry point."""
+
+    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original):
+        self.job, self.entry, self.model, self.original = job, entry, model, original
+        self.mutated = [name for name, item in job.inputs.items() if item.mutated]
+        self.outputs = list(leaf_names(entry.structure))
+
+    def reference(self, inputs: Tensors, states: Tensors = AS_BUILT) -> Run:
+        """What the original leaves behind. Raises ProofError where it fails."""
+        try:
+            run = self._reference(inputs, states)
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+            raise ProofError(
+                f"the original model fails at sizes that a bucket would serve: {type(error).__name__}: {error}",
+                where=self.job.where,
+                expected="a model that takes all sizes up to its buckets'",
+                got=shapes,
+                fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
+                "which is the smallest: dimensions: {NAME: {min: SIZE}}",
+            ) from error
+        return Run(run.names, run.tensors, functools.cache(lambda: self._moved(inputs, states)))
+
+    def replay(self, inputs: Tensors, states: Tensors = AS_BUILT) -> Run:
+        """What the artifact leaves behind; its states are the model's own, until the next call."""
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        self.model.reset_state()
+        for name, value in states.items():
+            self.model.state[name].copy_(value)
+        outputs = self.model.entry_points[self.entry.name].flat([given[spec.name] for spec in self.entry.inputs])
+        return self._run(outputs, given, self.model.state)
+
+    def _reference(self, inputs: Tensors, states: Tensors) -> Run:
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        outputs, buffers = self.original(given, states), self.original.buffers()
+        return self._run(outputs, given, {name: resolved(buffers[name]).clone() for name in self.model.state})
+
+    def _moved(self, inputs: Tensors, states: Tensors) -> Run | None:
+        try:
+            with Wider():  # type: ignore[no-untyped-call]  # torch's own __init__
+                return self._reference(inputs, states)
+        except Exception as error:
+            log.debug("%s: not with sums in float64: %s", self.job.where, error)
+            return None
+
+    def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, states: Tensors) -> Run:
+        names = self.outputs + [f"input {n}" for n in self.mutated] + [f"state {n}" for n in states]
+        return Run(names, [*outputs, *(inputs[name] for name in self.mutated), *states.values()])
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same; NaN is like no other."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

@@ -1,0 +1,45 @@
+"""The bound of the proof, and what the original's own rounding adds to it."""
+
+import pytest
+import torch
+
+from aotair.prove.apart import apart
+from aotair.prove.runs import Run
+from aotair_runtime.format.schema import Tolerance
+
+SCALE = Tolerance(0.0, 0.0, 64 * 2.0**-23)
+
+
+def run(*tensors: torch.Tensor, moved: tuple[torch.Tensor, ...] | None = None) -> Run:
+    names = [f"output {n}" for n in range(len(tensors))]
+    return Run(names, list(tensors), lambda: None if moved is None else Run(names, list(moved)))
+
+
+def test_where_the_original_moves_as_much_it_is_no_fault():
+    """A difference of large numbers: its own float64 answer is as far off."""
+    want = torch.full((64,), 1.0)
+    got, precise = want + 1e-4, want + 5e-5
+    assert set(apart(run(want), run(got), SCALE).wrong) == {"output 0"}
+    found = apart(run(want, moved=(precise,)), run(got), SCALE)
+    assert not found.wrong and found.slack["output 0"] == pytest.approx(4e-4, rel=1e-2)
+    assert apart(run(want, moved=(want,)), run(got), SCALE).wrong, "it does not move"
+
+
+def test_a_movement_of_all_does_not_excuse_everything():
+    want = torch.full((64,), 1.0)
+    assert apart(run(want, moved=(want * 9,)), run(want + 1e-2), SCALE).wrong
+
+
+def test_nobody_asks_where_the_bound_holds_or_is_absolute():
+    def fails():
+        pytest.fail("asked")
+
+    want = torch.ones(64)
+    assert not apart(Run(["x"], [want], fails), Run(["x"], [want + 1e-6]), SCALE).wrong
+    assert apart(Run(["x"], [want], fails), Run(["x"], [want + 1]), Tolerance(1e-3, 0.0)).wrong
+
+
+def test_a_choice_that_the_original_makes_otherwise_is_left_open():
+    want, other = torch.tensor([3, 9]), torch.tensor([3, 8])
+    assert not apart(run(want, moved=(other,)), run(torch.tensor([3, 7])), SCALE).wrong
+    assert apart(run(want, moved=(other,)), run(torch.tensor([4, 9])), SCALE).wrong
