@@ -10,6 +10,7 @@ import torch
 from aotair import fusion
 from aotair.fusion.matcher import fwd_only
 from aotair.ops import air
+from aotair.ops import experts as _experts  # noqa: F401 (defines ops)
 from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
 from aotair.passes.edits import Edits
@@ -356,12 +357,65 @@ def _repeated(x, times: int, *, tiled: bool):
     return x[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
 
+def _gating(chooser: random.Random, make: Callable) -> Case:
+    experts, groups, kept = chooser.choice([(8, 2, 1), (8, 1, 1), (12, 3, 2), (8, 4, 2)])
+    kind, k = chooser.choice(["before", "after", "sigmoid", "sigmoid", "maximum"]), chooser.choice([1, 2, 3])
+    dim, sort = chooser.choice([-1, -1, 1, 0]), chooser.choice([True, False])
+    best, filled = chooser.choice([2, 2, 2, 1]), chooser.choice([float("-inf"), float("-inf"), 0.0])
+    scale, used, biased = chooser.choice([None, 2.5]), chooser.random() < 0.12, chooser.random() < 0.8
+    dtype = chooser.choice([*HALVES, torch.float32, torch.float32, torch.float64])
+
+    def function(x, bias):
+        if kind == "after":
+            values, chosen = x.topk(k, -1, True, sort)
+            return values.softmax(dim) * 1, chosen, *([values * 2] if used else [])
+        scores = x.sigmoid() if kind == "sigmoid" else x.softmax(dim)
+        if kind == "before":
+            return *scores.topk(k, dim, True, sort), *([scores * 2] if used else [])
+        choice = scores + bias if biased and kind == "sigmoid" else scores
+        parts = choice.view(-1, groups, experts // groups)
+        judged = parts.topk(best, -1)[0].sum(-1) if kind == "sigmoid" else parts.max(-1).values
+        mask = torch.zeros_like(judged).scatter(1, judged.topk(kept, -1, True, False)[1], 1)
+        mask = mask.unsqueeze(-1).expand(-1, groups, experts // groups).reshape(-1, experts)
+        choice = choice.masked_fill(~mask.bool(), filled if kind == "sigmoid" else 0.0)
+        values, chosen = choice.topk(k, -1, True, False)
+        if kind == "sigmoid":
+            values = scores.gather(1, chosen)
+            values = values / (values.sum(-1, keepdim=True) + 1e-20)
+        values = values if scale is None else values * scale
+        return values * 1, chosen, *([scores * 2] if used else [])
+
+    return function, (make(6, experts).to(dtype), make(experts).to(dtype).abs())
+
+
+def _routing(chooser: random.Random, make: Callable) -> Case:
+    number, k, tokens = chooser.choice([3, 4, 4]), chooser.choice([1, 2, 3]), chooser.choice([1, 5])
+    dtype = chooser.choice([*HALVES, torch.float32, torch.float32, torch.float64])
+    whole = chooser.choice([torch.int64, torch.int64, torch.int32, torch.int16])
+    chosen = torch.stack([torch.tensor(chooser.sample(range(number), k)) for _ in range(tokens)])
+    wide, back, order = chooser.random() < 0.4, chooser.random() < 0.7, chooser.random() < 0.15
+    call = _other_stream(chooser)
+
+    def function(x, experts, weights):
+        experts = experts.to(torch.int64) if wide else experts
+        rows, places, ends = call(torch.ops.air.route_tokens.default, x, experts, number)
+        if not back:
+            return rows * 1, ends
+        places = places.flip(0) if order else places
+        return torch.ops.air.combine_tokens.default(rows * 2, places, weights) * 1, ends
+
+    weights = make(tokens, k).abs().to(chooser.choice([dtype, dtype, torch.float32]))
+    return function, (make(tokens, 8).to(dtype), chosen.to(whole), weights)
+
+
 _CASES = {
     "lift_rms_norm": _rms_norm,
     "lift_add_rms_norm": _add_norm,
     "lift_swiglu": _swiglu,
     "lift_rotary": _rotary,
     "lift_attention": _attention,
+    "lift_gating": _gating,
+    "lift_routing": _routing,
     "add_rms_norm_dynamic_quant": _dynamic_quant,
     "add_rms_norm_flatten_dynamic_quant": functools.partial(_dynamic_quant, views=("flatten",) * 6),
     "add_rms_norm_cast": _cast,

@@ -78,11 +78,13 @@ def experts() -> Iterator[tuple]:
     """Gates, routes and sums of mixtures of experts."""
     for dtype in FLOATS:
         for groups, kept in ((1, 1), (4, 2)):
-            for norm, mode in ((0, 0), (1, 1)):
+            for norm, mode in ((1, 1), (0, 0)):
                 x, bias = tensor((6, 16), dtype), tensor((16,), dtype)
                 options = {"group_count": groups, "k_group": kept, "norm_type": norm, "group_select_mode": mode}
                 yield "npu_moe_gating_top_k", (x, 4), options
                 yield "npu_moe_gating_top_k", (x, 2), options | {"bias": bias, "routed_scaling_factor": 2.5}
+        for k, options in ((2, {"renorm": 1}), (3, {}), (2, {"output_softmax": True})):
+            yield "npu_moe_gating_top_k_softmax_v2", (tensor((5, 8), dtype),), {"k": k} | options
         chosen = torch.tensor([[3, 0], [1, 3], [3, 1], [0, 5], [2, 3]], dtype=torch.int32)
         options = {"expert_num": 8, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
         for more in ({}, {"active_num": 10, "active_expert_range": [0, 8]}):

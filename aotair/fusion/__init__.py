@@ -10,8 +10,10 @@ from .rules import (
     group_attention,
     lift_add_rms_norm,
     lift_attention,
+    lift_gating,
     lift_rms_norm,
     lift_rotary,
+    lift_routing,
     lift_swiglu,
     transpose_batchmatmul,
 )
@@ -24,6 +26,9 @@ RULES: tuple[Rule, ...] = (
     lift_swiglu.RULE,
     lift_rotary.RULE,
     lift_attention.RULE,
+    lift_gating.RULE,
+    # After the gates, whose experts it takes as they are.
+    lift_routing.RULE,
     # TorchAir's, in its order. What is most specific comes first: the flattened form before the plain one would leave
     # nothing for it, but neither matches what the other does.
     add_rms_norm_dynamic_quant.RULE,

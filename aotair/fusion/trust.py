@@ -15,6 +15,7 @@ from .rule import Replacement, Rule
 # Units in the last place of the largest value by which floats may differ: a fused op rounds once where the ops apart
 # round several times.
 _ULPS = 4
+_TOPK = torch.ops.aten.topk.default  # of a tensor, k, dimension, largest and sorted
 _seen: weakref.WeakKeyDictionary[Rule, dict[object, str | None]] = weakref.WeakKeyDictionary()
 
 
@@ -64,6 +65,8 @@ def _apart(match: Match, outputs: Sequence[Node], values: Mapping[Node, Argument
         arguments: Any = map_arg((node.args, dict(node.kwargs)), made.__getitem__)
         args, kwargs = arguments
         assert callable(node.target)  # graphs have no methods
+        if node.target is _TOPK:
+            args = (*args[:4], True)[: len(args)]  # where no order is asked for any is right, and a kernel's is this
         made[node] = args[0][args[1]] if node.target is operator.getitem else node.target(*args, **kwargs)
     return [made[node] for node in outputs]
 

@@ -27,15 +27,9 @@ from .recipe import ModelPart, Recipe, TargetPart
 class Job:
     """`where` is what errors call it, `folder` what its relative paths are relative to. `target` is the device that the
     program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there already.
-<<<<<<< HEAD
-    `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` and `tolerance`,
-    (atol, rtol), are the proof's. `written` is the recipe as plain data, for the fingerprint. `files` travel with the
-    artifact, and `companions` writes what else does into a directory."""
-=======
     `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the proof's,
     `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as plain data, for
-    the fingerprint."""
->>>>>>> help-proof
+    the fingerprint. `files` travel with the artifact, and `companions` writes what else does into a directory."""
 
     name: str
     where: str

@@ -14,6 +14,7 @@ from aotair.errors import ModelError
 from aotair.hf.experts import experts_forward, serve
 from aotair.ops.experts import combine_tokens, route_tokens
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.weights.golden import replay_golden
 
 IDS = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 64], "pad": 0}
 MASK = {"shape": ["batch", "seq"], "dtype": "int64", "range": [1, 2], "pad": 0}
@@ -44,6 +45,32 @@ def test_every_mixture_builds_and_gives_the_numbers_of_the_loop_over_experts(nam
         with torch.no_grad():
             want = reference(ids, mask)
         torch.testing.assert_close(model(ids, mask), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"])
+def test_for_an_npu_every_part_of_a_mixture_is_one_of_its_ops(name, tmp_path):
+    asked = recipe(name) | {"target": {"device": "npu"}, "verify": {"atol": 5e-2, "rtol": 5e-2}}
+    asked["model"] |= {"dtype": "float16"}
+    path = aotair.build(asked, tmp_path / "x.aotair")
+    found = ops(path)
+    assert {op for op in found if "moe" in op or "grouped" in op} == {
+        GATES[name],
+        "npu::npu_moe_init_routing_v2",
+        "npu::npu_grouped_matmul",
+        "npu::npu_moe_token_unpermute",
+    }
+    assert not {op for op in found if op.startswith("air::") or "topk" in op}
+    with aotair.load(path, device="cpu") as model:
+        assert all(result.within for result in replay_golden(model))
+
+
+GATES = {
+    "mixtral": "npu::npu_moe_gating_top_k_softmax",
+    "granitemoe": "npu::npu_moe_gating_top_k_softmax_v2",
+    "gpt_oss": "npu::npu_moe_gating_top_k_softmax_v2",
+    "deepseek_v2": "npu::npu_moe_gating_top_k",
+    "deepseek_v3": "npu::npu_moe_gating_top_k",
+}
 
 
 def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(tmp_path):

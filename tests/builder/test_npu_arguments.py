@@ -26,6 +26,8 @@ CHANGE_NOTHING = {
     ("npu_grouped_matmul", "tuning_config"): "documented as a hint for speed",
     ("npu_grouped_matmul.List", "group_type"): "a list of numbers means 0",
     ("npu_grouped_matmul.List", "group_list_type"): "counts with a group_list alone, and 1 is refused with one",
+    ("npu_moe_init_routing_v2", "active_num"): "-1, 0 and all rows mean all rows; fewer are refused",
+    ("npu_moe_init_routing_v2", "expert_capacity"): "documented as unused where no row is left out",
     ("npu_mla_prolog_v3", "tile_size"): "documented to count with kv_cache_quant_mode=3 alone, which is refused",
     ("npu_mla_prolog_v3_functional", "tile_size"): "documented to count with kv_cache_quant_mode=3 alone, refused",
     **{

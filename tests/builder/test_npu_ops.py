@@ -105,6 +105,60 @@ def test_products_and_gates():
     assert (ops.npu_moe_gating_top_k_softmax(x, finished, 2)[1][1] == 8).all()
 
 
+def test_gates_by_hand():
+    """Row by row and group by group, in float64."""
+    x, bias, k, kept = torch.randn(4, 12), torch.randn(12), 3, 2
+    for norm, mode in ((0, 0), (1, 1)):
+        weights, experts, scores = ops.npu_moe_gating_top_k(
+            x,
+            k,
+            bias=bias,
+            k_group=kept,
+            group_count=3,
+            group_select_mode=mode,
+            norm_type=norm,
+            routed_scaling_factor=2.0,
+        )
+        for row in range(4):
+            own = x[row].double().sigmoid() if norm else x[row].double().softmax(-1)
+            choice = {expert: own[expert].item() + bias[expert].item() for expert in range(12)}
+            parts = [sorted((choice[expert] for expert in range(4 * g, 4 * g + 4)), reverse=True) for g in range(3)]
+            judged = [part[0] + part[1] if mode else part[0] for part in parts]
+            best = sorted(range(3), key=judged.__getitem__, reverse=True)[:kept]
+            among = [expert for expert in range(12) if expert // 4 in best]
+            want = sorted(among, key=choice.__getitem__, reverse=True)[:k]
+            assert experts[row].tolist() == want
+            total = sum(own[expert].item() for expert in want) if norm else 1
+            close = torch.tensor([2 * own[expert].item() / total for expert in want])
+            torch.testing.assert_close(weights[row], close.float())
+            torch.testing.assert_close(scores[row], own.float())
+    weights, experts, none = ops.npu_moe_gating_top_k_softmax_v2(x, k=k, renorm=1)
+    want = x.topk(k)
+    torch.testing.assert_close(weights, want.values.softmax(-1))
+    assert torch.equal(experts.long(), want.indices) and none.numel() == 0
+    every = ops.npu_moe_gating_top_k_softmax_v2(x, k=k, output_softmax=True)[2]
+    torch.testing.assert_close(every, x.softmax(-1))
+
+
+def test_routes_by_hand():
+    experts = torch.tensor([[2, 0], [0, 3], [2, 3]], dtype=torch.int32)
+    x = torch.tensor([[10.0], [20.0], [30.0]])
+    options = {"expert_num": 5, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+    rows, places, counts, _ = ops.npu_moe_init_routing_v2(x, experts, **options)
+    assert rows.flatten().tolist() == [10, 20, 10, 30, 20, 30]  # experts 0, 0, 2, 2, 3, 3
+    assert places.tolist() == [2, 0, 1, 4, 3, 5] and counts.tolist() == [2, 0, 2, 2, 0]
+    probs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    got = ops.npu_moe_token_unpermute(rows, places, probs)
+    assert got.flatten().tolist() == [30, 140, 330]
+    assert torch.equal(ops.npu_moe_token_unpermute(rows, places), rows[places.long()])
+    with pytest.raises(Unserved, match="takes an expert_idx of int32"):
+        ops.npu_moe_init_routing_v2(x, experts.long(), **options)
+    with pytest.raises(Unserved, match="all experts for active"):
+        ops.npu_moe_init_routing_v2(x, experts, **options, active_expert_range=[0, 2])
+    with pytest.raises(Unserved, match="no finished"):
+        ops.npu_moe_gating_top_k_softmax_v2(x, finished=torch.tensor([True, False, False]))
+
+
 def test_rotations():
     x, angle = torch.randn(2, 3, 8), torch.randn(3, 4)
     cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)

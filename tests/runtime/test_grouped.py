@@ -38,7 +38,8 @@ def test_each_group_meets_its_own_matrix(sizes, beyond, dtype, whole, turned, bi
     want = row_by_row(x, weight, ends, bias)
     got = OP(x, weight, ends, bias)
     assert got.dtype == dtype and got.shape == want.shape
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=8 * torch.finfo(dtype).eps)
+    most = want.abs().max().item() if want.numel() else 0
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=4 * torch.finfo(dtype).eps * max(most, 1))
     out = torch.full_like(got, float("nan"))
     assert OP.out(x, weight, ends, bias, out=out) is out and torch.equal(out, got)
 

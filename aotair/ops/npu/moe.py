@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..registry import HostOp, Unserved, only, refuse
 
+_SOFTMAX = "npu_moe_gating_top_k_softmax_v2"
 _GATING, _ROUTING, _UNPERMUTE = "npu_moe_gating_top_k", "npu_moe_init_routing_v2", "npu_moe_token_unpermute"
 
 
@@ -29,6 +30,25 @@ def gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) 
     tokens = weights.shape[:-1].numel()
     rows = torch.arange(tokens * k, dtype=torch.int32, device=x.device).view(k, tokens).t().reshape(weights.shape)
     return weights.to(x.dtype), experts, rows.contiguous()
+
+
+def gating_top_k_softmax_v2(
+    x: Tensor, *, k: int = 1, finished: Tensor | None = None, renorm: int = 0, output_softmax: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gating_top_k_softmax` without rows (renorm 0), or the softmax of the k largest of x (renorm 1).
+
+    x: (tokens, experts). Returns the weights, like x, and the experts, int32, both (tokens, k); and all of the softmax,
+    float32 like x, where output_softmax asks for it without renorm, else nothing, (0,).
+    """
+    if finished is not None or x.dim() != 2:
+        raise Unserved(f"the host kernel of {_SOFTMAX} takes x of two dimensions and no finished")
+    only(_SOFTMAX, "renorm", renorm, (0, 1))
+    wide = x.float()
+    scores = wide if renorm else wide.softmax(-1)
+    weights, experts = scores.topk(k, -1)
+    weights = weights.softmax(-1) if renorm else weights
+    every = scores if output_softmax and not renorm else x.new_empty(0, dtype=torch.float32)
+    return weights.to(x.dtype), experts.to(torch.int32), every
 
 
 def gating_top_k(
@@ -159,9 +179,15 @@ OPS = (
         gating_top_k_softmax,
     ),
     HostOp(
-        f"{_GATING}(Tensor x, int k, *, Tensor? bias=None, Tensor? input_ids=None, Tensor? tid2eid=None, int k_group=1, "
-        "int group_count=1, int group_select_mode=0, int renorm=0, int norm_type=0, bool out_flag=False, "
-        "float routed_scaling_factor=1., float eps=9.9999999999999995e-21) -> (Tensor, Tensor, Tensor)",
+        f"{_SOFTMAX}(Tensor x, *, int k=1, Tensor? finished=None, int? renorm=0, bool? output_softmax=False) "
+        "-> (Tensor, Tensor, Tensor)",
+        gating_top_k_softmax_v2,
+    ),
+    HostOp(
+        f"{_GATING}(Tensor x, int k, *, Tensor? bias=None, Tensor? input_ids=None, Tensor? tid2eid=None, "
+        "int k_group=1, int group_count=1, int group_select_mode=0, int renorm=0, int norm_type=0, "
+        "bool out_flag=False, float routed_scaling_factor=1., float eps=9.9999999999999995e-21) "
+        "-> (Tensor, Tensor, Tensor)",
         gating_top_k,
         _gating_shape,
     ),
