@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import UnsupportedError
 from .caches import Call, Rows, cache_argument, keep
 from .masks import masks_by_sequence
 from .settle import settle
@@ -59,6 +60,7 @@ class LanguageModel(nn.Module):
     ) -> torch.Tensor:
         """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position
         of each first token and the row (batch,). Gives what `prefill` gives."""
+        self._refuse_recurrent()
         ids, shift, real = _to_the_right(input_ids, attention_mask.sum(1))
         return self._answer(ids, Call(slots, positions + shift, real, self.slots, self.length, fresh=False), 1)[:, -1]
 
@@ -67,9 +69,19 @@ class LanguageModel(nn.Module):
     ) -> torch.Tensor:
         """As `extend`, with the logits of every token, (batch, seq, vocabulary): what a draft's tokens are checked by.
         Rows of tokens that do not hold are overwritten by the next call at their positions."""
+        self._refuse_recurrent()
         return self._answer(
             input_ids, Call(slots, positions, attention_mask > 0, self.slots, self.length, fresh=False), 0
         )
+
+    def _refuse_recurrent(self) -> None:
+        if self.recurrent:
+            raise UnsupportedError(
+                "the model has recurrent layers, whose states cannot be entered where a call pads",
+                where=type(self.model).__name__,
+                expected="the entry points prefill and decode",
+                fix="remove extend and verify from entry_points",
+            )
 
     def _answer(self, ids: torch.Tensor, call: Call, last: int) -> torch.Tensor:
         """Logits of the `last` columns, of all where that is 0."""

@@ -1,0 +1,196 @@
+"""From a checkpoint on disk to tokens, without a line of Python by the user; and what is refused, by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import safetensors.torch
+import torch
+import transformers as tf
+import yaml
+from click.testing import CliRunner
+
+import aotair
+from aotair.cli import main
+from aotair.errors import ModelError, RecipeError
+from aotair.hf.scaffold import recipe_of
+from aotair.recipe.read import parse_recipe
+from aotair_runtime.artifact.companions import companion, companions
+from examples.generate import generate
+
+PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
+
+
+def test_an_artifact_of_a_checkpoint_gives_the_tokens_of_transformers(checkpoint: Path, artifact: Path):
+    model = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
+    want = [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
+    with aotair.load(artifact, enable_output_clone=True) as served:
+        assert generate(served, PROMPTS, 20) == want
+
+
+def test_what_belongs_to_the_model_travels_with_it(checkpoint: Path, artifact: Path):
+    with aotair.load(artifact) as served:
+        names = set(companions(served.program))
+        assert names >= {"tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"}
+        for name in names:
+            assert companion(artifact, served.program, name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+def test_the_next_checkpoint_is_loaded_under_its_own_names(artifact: Path, tmp_path: Path):
+    successor = checkpoints.seeded(checkpoints.llama(), seed=7)
+    checkpoints.write_checkpoint(tmp_path / "next", successor)
+    with aotair.load(artifact, enable_output_clone=True) as served:
+        served.load_weights(tmp_path / "next")
+        assert generate(served, PROMPTS, 20) == [checkpoints.generated(successor, prompt, 20) for prompt in PROMPTS]
+
+
+def test_init_writes_a_recipe_that_builds_as_it_stands(checkpoint: Path, tmp_path: Path):
+    file = tmp_path / "recipe.yaml"
+    result = CliRunner().invoke(main, ["init", str(checkpoint), "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    written = yaml.safe_load(file.read_text())
+    assert written["model"]["task"] == "text-generation" and set(written["entry_points"]) == {"prefill", "decode"}
+    built = CliRunner().invoke(
+        main,
+        ["build", str(file), "-o", str(tmp_path / "out"), "--set", "entry_points.prefill.buckets={batch: [1], seq: [8]}"],
+    )
+    assert built.exit_code == 0, built.output
+
+
+def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_path: Path):
+    methods = ("prefill", "decode", "extend", "verify")
+    data = {
+        "name": "four",
+        "model": {"pretrained": str(checkpoint), "kwargs": {"slots": 2, "length": 32}},
+        "entry_points": {name: {"buckets": {"batch": [1]} | ({} if name == "decode" else {"seq": [8]})} for name in methods},
+    }
+    model = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = torch.tensor([PROMPTS[1]])
+    with torch.no_grad():
+        want = model(input_ids=ids).logits[0]
+    with aotair.load(aotair.build(data, tmp_path / "four"), enable_output_clone=True) as served:
+        slot, ones = torch.tensor([1]), torch.ones_like(ids)
+        served.prefill(ids[:, :4], ones[:, :4], slot)
+        every = served.verify(ids[:, 4:], ones[:, 4:], torch.tensor([4]), slot)
+        last = served.extend(ids[:, 4:], ones[:, 4:], torch.tensor([4]), slot)
+    torch.testing.assert_close(every[0], want[4:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(last[0], want[-1], atol=1e-4, rtol=1e-4)
+
+
+# ---- what a recipe says wrongly ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model, said",
+    [
+        ({"pretrained": "nowhere"}, "this is no checkpoint"),
+        ({"pretrained": "@", "task": "translation"}, "there is no such task"),
+        ({"pretrained": "@", "kwargs": {"slot": 2}}, "has no such option"),
+        ({"pretrained": "@", "kwargs": {"slots": 0}}, "model.kwargs.slots: not possible"),
+        ({"pretrained": "@", "kwargs": {"length": 129}}, "model.kwargs.length: not possible"),
+        ({"pretrained": "@", "kwargs": {"length": True}}, "model.kwargs.length: not possible"),
+    ],
+)
+def test_a_recipe_that_asks_for_what_is_not_there_is_refused(checkpoint: Path, model: dict[str, Any], said: str):
+    model = {**model, "pretrained": model["pretrained"].replace("@", str(checkpoint))}
+    with pytest.raises(ModelError, match=said):
+        parse_recipe({"name": "wrong", "model": model})
+
+
+def test_a_factory_and_a_checkpoint_exclude_each_other(checkpoint: Path):
+    with pytest.raises(RecipeError, match="a factory and a checkpoint are given"):
+        parse_recipe({"name": "two", "model": {"pretrained": str(checkpoint), "factory": "a:b"}})
+
+
+def test_an_entry_point_that_the_task_does_not_have_is_refused(checkpoint: Path):
+    with pytest.raises(RecipeError, match="no such method"):
+        parse_recipe({"name": "x", "model": {"pretrained": str(checkpoint)}, "entry_points": {"train": {}}})
+
+
+def test_inputs_that_the_recipe_describes_itself_stay(checkpoint: Path):
+    own = {"shape": ["batch"], "dtype": "int64", "range": [0, 7], "pad": 0}
+    data = {"name": "x", "model": {"pretrained": str(checkpoint)}, "entry_points": {"decode": {"inputs": {"positions": own}}}}
+    entry = parse_recipe(data).entry_points["decode"]
+    assert entry.inputs["positions"].range == [0, 7] and set(entry.inputs) == {"input_ids", "positions", "slots"}
+
+
+# ---- checkpoints that are broken -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy, to be broken."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def refused(folder: Path, out: Path, match: str, **model: Any) -> None:
+    """The build is refused with that text, and leaves nothing behind."""
+    with pytest.raises(ModelError, match=match):
+        aotair.build({"name": "broken", "model": {"pretrained": str(folder), **model}}, out)
+    assert not out.exists() and not list(out.parent.glob(f".{out.name}*"))
+
+
+def changed_config(folder: Path, **changes: Any) -> None:
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, **changes}))
+
+
+def test_without_its_configuration(broken: Path, tmp_path: Path):
+    (broken / "config.json").unlink()
+    refused(broken, tmp_path / "out", "this is no checkpoint")
+
+
+def test_with_a_configuration_that_is_no_json(broken: Path, tmp_path: Path):
+    (broken / "config.json").write_text("{")
+    refused(broken, tmp_path / "out", "config.json cannot be read")
+
+
+def test_of_an_architecture_that_nobody_knows(broken: Path, tmp_path: Path):
+    changed_config(broken, model_type="martian")
+    refused(broken, tmp_path / "out", "configuration cannot be read")
+
+
+def test_of_an_architecture_that_is_code_in_the_checkpoint(broken: Path, tmp_path: Path):
+    changed_config(broken, model_type="martian", auto_map={"AutoModelForCausalLM": "code.Martian"})
+    (broken / "code.py").write_text("raise SystemExit('this was run')")
+    refused(broken, tmp_path / "out", "is code in the checkpoint, which is not run")
+
+
+def test_with_more_layers_than_weights(broken: Path, tmp_path: Path):
+    changed_config(broken, num_hidden_layers=3, layer_types=None)
+    refused(broken, tmp_path / "out", "the weights are not those of LlamaForCausalLM")
+
+
+def test_with_weights_of_another_width(broken: Path, tmp_path: Path):
+    changed_config(broken, intermediate_size=256)
+    refused(broken, tmp_path / "out", "LlamaForCausalLM|cannot load")
+
+
+def test_with_a_shard_that_was_cut(broken: Path, tmp_path: Path):
+    file = broken / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    refused(broken, tmp_path / "out", "not readable as safetensors")
+
+
+def test_with_weights_that_are_pickles(broken: Path, tmp_path: Path):
+    torch.save(safetensors.torch.load_file(broken / "model.safetensors"), broken / "pytorch_model.bin")
+    (broken / "model.safetensors").unlink()
+    refused(broken, tmp_path / "out", "the weights are pickles")
+
+
+def test_quantised_in_a_way_of_others(broken: Path, tmp_path: Path):
+    changed_config(broken, quantization_config={"quant_method": "martian"})
+    refused(broken, tmp_path / "out", "the checkpoint's weights are quantised")
+
+
+def test_of_a_model_that_does_not_generate(tmp_path: Path):
+    config = tf.BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    checkpoints.write_checkpoint(tmp_path / "bert", checkpoints.seeded(config, kind=tf.AutoModel), tokenizer=False)
+    refused(tmp_path / "bert", tmp_path / "out", "the checkpoint is for something else", task="text-generation")
+    assert "feature-extraction" in recipe_of(tmp_path / "bert")
