@@ -134,8 +134,8 @@ def _program(
 
 def _quantisation(job: Job) -> str:
     """What the checkpoint's folder says of how its weights are quantised."""
-    weights = job.model.weights
-    return "" if weights is None else quantisation_of(open_checkpoint(job.folder / weights))
+    weights = job.model.checkpoint
+    return "" if weights is None else quantisation_of(open_checkpoint(job.folder / weights.path))
 
 
 def _requirements(job: Job) -> Requirements:

@@ -1,4 +1,4 @@
-"""Small checkpoints on disk, as the hub lays them out: seeded models of transformers, and a tokenizer made of nothing."""
+"""Small checkpoints on disk, as the hub lays them out: seeded models of transformers, and a tokenizer of bytes."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ def seeded(config: tf.PretrainedConfig, seed: int = 0, kind: Any = tf.AutoModelF
 
 def write_checkpoint(folder: Path, model: torch.nn.Module, tokenizer: bool = True, **options: Any) -> Path:
     """The model's configuration and weights, and a tokenizer of bytes with a chat template."""
-    model.generation_config.eos_token_id = None
+    if hasattr(model, "generation_config"):
+        model.generation_config.eos_token_id = None
     model.save_pretrained(folder, **options)
     if tokenizer:
         bytewise().save_pretrained(folder)

@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 
 from aotair_runtime.artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from aotair_runtime.artifact.renamed import Naming, renamed
 from aotair_runtime.errors import AotairError, WeightsError
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ModelError
 from ..recipe.entry import EntryJob
 from ..recipe.job import Job
+from ..recipe.recipe import WeightsPart
 from .aliases import refuse_layouts
 from .checkpoints.replace import refuse_wrong_values, replace_quantised
 from .tied_names import names_of
@@ -37,8 +39,8 @@ def load_model(job: Job) -> torch.nn.Module:
     refuse_layouts(dict(model.named_buffers()) | dict(model.named_parameters()), job.where)
     if job.model.dtype is not None:
         model.to(dtype(job.model.dtype))  # before the weights: a checkpoint is rounded once, to this dtype
-    if job.model.weights is not None:
-        checkpoint = _opened(job.folder / job.model.weights)
+    if job.model.checkpoint is not None:
+        checkpoint = _opened(model, job.model.checkpoint, job.folder)
         replace_quantised(model, checkpoint, job.target)
         _load_weights(model, checkpoint)
         refuse_wrong_values(model, checkpoint)
@@ -99,9 +101,11 @@ def _refuse_unmade(model: torch.nn.Module, job: Job) -> None:
             )
 
 
-def _opened(path: Path) -> Checkpoint:
+def _opened(model: torch.nn.Module, part: WeightsPart, folder: Path) -> Checkpoint:
+    """The checkpoint that a recipe names, under the model's names."""
     try:
-        return open_checkpoint(path)
+        found = open_checkpoint(folder / part.path)
+        return renamed(found, model.state_dict().keys(), Naming(part.prefix, part.rename))
     except WeightsError as error:
         raise ModelError(
             f"model.weights: {error.what}", where=error.where, expected=error.expected, got=error.got, fix=error.fix

@@ -61,6 +61,16 @@ Fill = Literal["any"] | bool | int | float
 BOUND = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:([+-])\s*(\d+))?")
 
 
+class WeightsPart(Part):
+    """A checkpoint whose names are not the model's."""
+
+    path: str = Field(description=".safetensors file, or directory of them")
+    prefix: str = Field(default="", description="what is put before each of its names")
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="patterns (Python's re), each with what replaces it in the names"
+    )
+
+
 class ModelPart(Part):
     """Where the model comes from: a factory, or a checkpoint. Only a model that is given as an object has neither."""
 
@@ -83,7 +93,7 @@ class ModelPart(Part):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments for the factory, or options of the task"
     )
-    weights: str | None = Field(
+    weights: str | WeightsPart | None = Field(
         default=None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
     )
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = Field(
@@ -94,6 +104,11 @@ class ModelPart(Part):
         description="store weights that are equal once, though the model does not tie them; other weights that are "
         "loaded later (load_weights) have to be equal then, too",
     )
+
+    @property
+    def checkpoint(self) -> WeightsPart | None:
+        """`weights`, in its long form."""
+        return WeightsPart(path=self.weights) if isinstance(self.weights, str) else self.weights
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelPart":

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from .artifact.open import Artifact, read_program, with_weights
 from .artifact.ops import NAMESPACES, resolve
+from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
@@ -186,14 +187,24 @@ class Model:
             for state, tensor in zip(self.program.state, self._resident.states):
                 tensor.copy_(self._resident.constants[state.constant])
 
-    def load_weights(self, path: str | Path, *, strict: bool = True, cast: bool = False) -> None:
+    def load_weights(
+        self,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        prefix: str = "",
+        rename: Mapping[str, str] | None = None,
+    ) -> None:
         """Give the weights the values at `path`, at their addresses: nothing is built or captured again. Calls wait
         until it is done, and see either all the old weights or all the new ones.
 
         `path`: an artifact of other weights with the same programs (`aotair build --like`), a .safetensors file, or a
-        directory of them as Hugging Face lays it out, under the model's own names. `strict=False` leaves out names that
-        the model does not have. `cast`: convert floating-point tensors of another dtype. Tensors that no checkpoint has
-        (buffers that are not persistent) stay as they are; an artifact brings them too.
+        directory of them as Hugging Face lays it out. Its names are the model's, or differ from these by what stands
+        before all of them; else `rename` translates them (`{pattern: replacement}`, as `re.sub` takes them), and
+        `prefix` is put before each. `strict=False` leaves out names that the model does not have. `cast`: convert
+        floating-point tensors of another dtype. Tensors that no checkpoint has (buffers that are not persistent) stay
+        as they are; an artifact brings them too.
 
         All is checked before the first byte is written: names, shapes, dtypes. Then the golden inputs are replayed: an
         artifact's outputs have to agree within its tolerance, those of a checkpoint to be finite. Raises WeightsError,
@@ -210,7 +221,10 @@ class Model:
                 fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
             )
         constants = self._resident.constants
-        weights = read_weights(Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast)
+        naming = Naming(prefix, rename or {})
+        weights = read_weights(
+            Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast, naming=naming
+        )
         with self._alone():
             self._refuse_closed()
             swap(self, weights, self._resident)

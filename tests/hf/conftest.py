@@ -15,7 +15,9 @@ BUCKETS = {
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write_checkpoint(tmp_path_factory.mktemp("hub") / "tiny", checkpoints.seeded(checkpoints.llama()))
+    return checkpoints.write_checkpoint(
+        tmp_path_factory.mktemp("hub") / "tiny", checkpoints.seeded(checkpoints.llama())
+    )
 
 
 @pytest.fixture(scope="session")

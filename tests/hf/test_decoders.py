@@ -172,14 +172,16 @@ def test_tokens_one_by_one_get_the_logits_of_whole_sequences(decoder):
 
 
 def test_rows_of_padding_and_of_others_stay_what_they_are(decoder):
-    model, made, whole = decoder
+    _, made, whole = decoder
     with torch.no_grad():
         made.prefill(*padded([row[:n] for row, n in zip(whole, LENGTHS)]), torch.tensor([4, 2, 0, 7, 3]))
         before = [row.clone() for row in made.rows()]
         made.decode(torch.tensor([5, 6]), torch.tensor([3, 9]), torch.tensor([4, 8]))  # the second one is padding
     for old, new in zip(before, made.rows(), strict=True):
         rows = len(new) // 9
-        changed = {n for n in range(9) if not torch.equal(old[n * rows : (n + 1) * rows], new[n * rows : (n + 1) * rows])}
+        changed = {
+            n for n in range(9) if not torch.equal(old[n * rows : (n + 1) * rows], new[n * rows : (n + 1) * rows])
+        }
         assert changed <= {4}
 
 
@@ -218,7 +220,9 @@ def test_the_check_before_a_build_sees_a_fault(fault: str, monkeypatch: pytest.M
         made.model.config.sliding_window = None
         made._answer, honest = lambda *args: _with_window(made, honest, *args), made._answer
     elif fault == "positions":
-        monkeypatch.setattr("aotair.hf.caches.Call.positions", property(lambda call: torch.ones_like(call.real, dtype=torch.int64)))
+        monkeypatch.setattr(
+            "aotair.hf.caches.Call.positions", property(lambda call: torch.ones_like(call.real, dtype=torch.int64))
+        )
     elif fault == "heads":
         monkeypatch.setattr("aotair.hf.caches._AttentionLayer._one", _heads_swapped)
     else:

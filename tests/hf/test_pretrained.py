@@ -54,7 +54,14 @@ def test_init_writes_a_recipe_that_builds_as_it_stands(checkpoint: Path, tmp_pat
     assert written["model"]["task"] == "text-generation" and set(written["entry_points"]) == {"prefill", "decode"}
     built = CliRunner().invoke(
         main,
-        ["build", str(file), "-o", str(tmp_path / "out"), "--set", "entry_points.prefill.buckets={batch: [1], seq: [8]}"],
+        [
+            "build",
+            str(file),
+            "-o",
+            str(tmp_path / "out"),
+            "--set",
+            "entry_points.prefill.buckets={batch: [1], seq: [8]}",
+        ],
     )
     assert built.exit_code == 0, built.output
 
@@ -64,7 +71,9 @@ def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_pa
     data = {
         "name": "four",
         "model": {"pretrained": str(checkpoint), "kwargs": {"slots": 2, "length": 32}},
-        "entry_points": {name: {"buckets": {"batch": [1]} | ({} if name == "decode" else {"seq": [8]})} for name in methods},
+        "entry_points": {
+            name: {"buckets": {"batch": [1]} | ({} if name == "decode" else {"seq": [8]})} for name in methods
+        },
     }
     model = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
     ids = torch.tensor([PROMPTS[1]])
@@ -111,7 +120,11 @@ def test_an_entry_point_that_the_task_does_not_have_is_refused(checkpoint: Path)
 
 def test_inputs_that_the_recipe_describes_itself_stay(checkpoint: Path):
     own = {"shape": ["batch"], "dtype": "int64", "range": [0, 7], "pad": 0}
-    data = {"name": "x", "model": {"pretrained": str(checkpoint)}, "entry_points": {"decode": {"inputs": {"positions": own}}}}
+    data = {
+        "name": "x",
+        "model": {"pretrained": str(checkpoint)},
+        "entry_points": {"decode": {"inputs": {"positions": own}}},
+    }
     entry = parse_recipe(data).entry_points["decode"]
     assert entry.inputs["positions"].range == [0, 7] and set(entry.inputs) == {"input_ids", "positions", "slots"}
 
@@ -190,7 +203,9 @@ def test_quantised_in_a_way_of_others(broken: Path, tmp_path: Path):
 
 
 def test_of_a_model_that_does_not_generate(tmp_path: Path):
-    config = tf.BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    config = tf.BertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
     checkpoints.write_checkpoint(tmp_path / "bert", checkpoints.seeded(config, kind=tf.AutoModel), tokenizer=False)
     refused(tmp_path / "bert", tmp_path / "out", "the checkpoint is for something else", task="text-generation")
     assert "feature-extraction" in recipe_of(tmp_path / "bert")

@@ -39,8 +39,9 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a checkpoint, as the header of its file describes it."""
+    """A tensor of a checkpoint, as the header of its file describes it, by the `name` that it has there."""
 
+    name: str
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -60,12 +61,13 @@ class Checkpoint:
             by_file.setdefault(stored.file, []).append(name)
         for file, names in by_file.items():
             with _opened(file) as handle:
-                yield {name: handle.get_tensor(name) for name in names}
+                yield {name: handle.get_tensor(self.tensors[name].name) for name in names}
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, mapped."""
-        with _opened(self.tensors[name].file) as handle:
-            found: torch.Tensor = handle.get_tensor(name)
+        stored = self.tensors[name]
+        with _opened(stored.file) as handle:
+            found: torch.Tensor = handle.get_tensor(stored.name)
             return found
 
 
@@ -202,7 +204,7 @@ def _stored(file: Path, name: str, item: Any) -> Stored:
             expected=some(list(_DTYPES)),
             got=str(item.get_dtype()),
         )
-    return Stored(file, kind, tuple(item.get_shape()))
+    return Stored(name, file, kind, tuple(item.get_shape()))
 
 
 def _opened(file: Path) -> safetensors.safe_open:

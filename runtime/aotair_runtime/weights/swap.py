@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
 from ..artifact.quantisation import quantisation_of
+from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
 from ..errors import MalformedError, WeightsError
 from ..format.prologue import follows_from, tensors
@@ -44,6 +45,7 @@ def read_weights(
     *,
     strict: bool,
     cast: bool,
+    naming: Naming,
 ) -> Weights:
     """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved, and
     `constants` the model's own. Raises WeightsError or an ArtifactError."""
@@ -53,6 +55,7 @@ def read_weights(
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
     _check_quantisation(program, checkpoint)
+    checkpoint = renamed(checkpoint, _names(program), naming)
     chosen = _chosen(program, checkpoint, strict)
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
@@ -174,6 +177,11 @@ def _check_quantisation(program: Program, checkpoint: Checkpoint) -> None:
             expected="the same quantization_config, or description of the tensors",
             fix="build an artifact from this checkpoint",
         )
+
+
+def _names(program: Program) -> set[str]:
+    """All names that a checkpoint of the model may have."""
+    return {name for item in tensors(program) for group in item.names for name in group} | set(program.unread)
 
 
 def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int, list[str]]:
