@@ -50,8 +50,9 @@ class Original:
         Its buffers have their first values before, but for those that `states` gives others.
         """
         self.reset()
+        buffers = self.buffers() if states else {}
         for name, value in (states or {}).items():
-            self.buffers()[name].copy_(value)
+            buffers[name].copy_(value)
         leaves = _pytree.tree_leaves(self.call(inputs))
         return [resolved(leaf).clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotair_runtime.errors import MalformedError
-from aotair_runtime.weights.golden import changes, take_changed
+from aotair_runtime.weights.golden import _slack, changes, take_changed
 
 
 @given(
@@ -54,3 +54,13 @@ def test_places_that_there_are_not(at: torch.Tensor, values: torch.Tensor):
 def test_one_half_is_not_enough():
     with pytest.raises(MalformedError, match=r"'x\.is' is missing"):
         take_changed({"x.at": torch.tensor([0])}, "x", torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "slack",
+    [torch.tensor(-1.0).double(), torch.tensor(float("inf")).double(), torch.tensor(1.0), torch.ones(1).double()],
+)
+def test_a_slack_that_is_no_number_is_refused(slack: torch.Tensor):
+    assert _slack({"x.slack": torch.tensor(0.5, dtype=torch.float64)}, "x") == 0.5 and _slack({}, "x") == 0.0
+    with pytest.raises(MalformedError, match=r"'x\.slack' is no number"):
+        _slack({"x.slack": slack}, "x")

@@ -9,6 +9,7 @@ from ..format.schema import Tolerance
 
 ROW = 64  # numbers that share a scale at least, where a tensor has so many
 _OWN = 2  # units in the last place of a tensor's own dtype that count for nothing, where that dtype is the coarser one
+_AT_ONCE = 1 << 14  # numbers that are looked at together
 _COARSE = 1e-3  # a relative bound from here on is one for numbers that are rounded to steps on their way
 
 
@@ -35,7 +36,7 @@ def difference(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance, slac
     if not got.numel() or torch.equal(got, want):
         return _NONE
     rows = want.reshape(-1, row_length(want.shape))
-    unlike = (got.reshape(rows.shape) != rows).any(1).nonzero().flatten()
+    unlike = _unlike(got.reshape(rows.shape), rows)
     got, want = (_wide(tensor.reshape(rows.shape)[unlike]) for tensor in (got, want))
     same = (got == want) | (got.isnan() & want.isnan())
     error = torch.where(same, 0.0, (got - want).abs())
@@ -71,6 +72,17 @@ def row_length(shape: torch.Size) -> int:
             break
         count *= size
     return count
+
+
+def _unlike(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """The numbers of the rows that differ. A call writes few rows of a cache: what is equal is passed over at once."""
+    step = max(1, _AT_ONCE // want.shape[1])
+    found = [
+        (mine != theirs).any(1).nonzero().flatten() + number * step
+        for number, (mine, theirs) in enumerate(zip(got.split(step), want.split(step)))
+        if not torch.equal(mine, theirs)
+    ]
+    return torch.cat(found)
 
 
 def _share(dtype: torch.dtype, tolerance: Tolerance) -> float:

@@ -15,8 +15,10 @@ from aotair.program import build_program
 from aotair.prove.lived import Lived
 from aotair.prove.prove import Proved, _Prover, on_host, prove
 from aotair.prove.runs import Runner
-from aotair_runtime.artifact.open import read_program
+from aotair_runtime.artifact.open import Artifact, open_artifact, read_program
 from aotair_runtime.format.schema import Proof
+from aotair_runtime.format.text import summary
+from aotair_runtime.weights.golden import replay_golden
 
 
 def test_what_was_proved_is_recorded(built):
@@ -377,3 +379,58 @@ def test_where_together_is_another_buckets_each_dimension_is_padded_alone(tmp_pa
 def test_a_poison_that_shows_where_the_runtimes_own_padding_does_not_is_seen(tmp_path):
     model = model_of(lambda self, x: x + x.isnan().any())
     assert "x filled with nan" in refused(model, tmp_path, ANY).got
+
+
+# ---- a sample of runs ------------------------------------------------------------------------------------------------
+
+SAMPLED = {"verify": {"level": "sampled"}}
+
+
+def test_a_sample_calls_every_bucket_and_pads_the_smallest_and_the_largest(tmp_path):
+    found = proved(DOUBLE, tmp_path, ANY, {"n": [2, 4, 8]}, **SAMPLED)
+    (entry,) = found.program.entry_points
+    assert [len(bucket.proof.padding) for bucket in entry.buckets] == [2, 0, 2]
+    assert all(bucket.proof.sampled for bucket in entry.buckets)
+    assert {f"forward.{number}.out.0" for number in range(3)} <= set(found.golden)
+    assert "proved by a sample of runs" in summary(found.program)
+    full = proved(DOUBLE, tmp_path / "full", ANY, {"n": [2, 4, 8]}).program
+    assert not any(bucket.proof.sampled for bucket in full.entry_points[0].buckets)
+    assert "sample" not in summary(full)
+
+
+def test_a_sample_still_sees_another_answer_padding_and_who_reads_a_state(tmp_path):
+    assert "is not the original model's" in refused(DOUBLE, tmp_path / "a", other=ALMOST, **SAMPLED).what
+    assert "changes the outputs" in refused(MEAN, tmp_path / "b", ZERO, **SAMPLED).what
+    reads = model_of(lambda self, x: (self.cache.mul_(1), x + self.cache)[1], cache=torch.zeros(3))
+    ignores = model_of(lambda self, x: (self.cache.mul_(1), x + 0)[1], cache=torch.zeros(3))
+    assert "from random states" in refused(reads, tmp_path / "c", other=ignores, **SAMPLED).what
+
+
+# ---- scale -----------------------------------------------------------------------------------------------------------
+
+
+def test_large_outputs_are_compared_in_their_scale(tmp_path):
+    """The same error is nothing beside 39,000, and everything beside 1."""
+    large = model_of(lambda self, x: x * 39_000)
+    near = model_of(lambda self, x: x * 39_000 + 0.02)
+    assert 0 < proved(large, tmp_path / "a", other=near).program.entry_points[0].buckets[0].proof.units < 64
+    assert "is not the original model's" in refused(DOUBLE, tmp_path / "b", other=ALMOST).what
+    assert "is not" in refused(large, tmp_path / "c", other=model_of(lambda self, x: x * 39_001)).what
+
+
+def test_what_the_original_itself_moves_is_recorded_for_nodes(tmp_path):
+    """The sum of large numbers that cancel each other, in two orders: neither is the truth."""
+    numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0)) * 30
+    one = model_of(lambda self, x: (x[:, :1] * self.n).sum(1, True) + x, n=numbers - numbers.mean())
+    halves = lambda x: x[:, :1024].sum(1, True) + x[:, 1024:].sum(1, True)  # noqa: E731
+    two = model_of(lambda self, x: halves(x[:, :1] * self.n) + x, n=numbers - numbers.mean())
+    found = proved(one, tmp_path, other=two)
+    slack = [found.golden[name] for name in found.golden if name.endswith(".slack")]
+    assert slack and all(tensor.dtype is torch.float64 and 0 < float(tensor) < 1e-2 for tensor in slack)
+    with on_host(lay_golden(found, tmp_path)) as model:
+        assert all(result.within for result in replay_golden(model))
+
+
+def lay_golden(found: Proved, folder) -> Artifact:
+    pack.pack(found, "", folder)
+    return open_artifact(folder)
