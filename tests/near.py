@@ -263,6 +263,7 @@ def _add_norm(chooser: random.Random, make: Callable) -> Case:
     other = other.to(chooser.choice([dtype, dtype, dtype, torch.float32]))
     alpha = chooser.choice([{}, {}, {}, {"alpha": 2}])
     epsilon = chooser.choice([(), (1e-6,), (1e-5,)])
+    plus = chooser.random() < 0.3
     uses, scalar, rstd = chooser.random() < 0.7, chooser.random() < 0.08, chooser.random() < 0.1
     write, call = chooser.random() < 0.08, _other_stream(chooser)
 
@@ -270,7 +271,7 @@ def _add_norm(chooser: random.Random, make: Callable) -> Case:
         added = torch.add(x1, 2.0 if scalar else x2, **alpha)
         if write:
             aten.mul_.Tensor(added, 2)
-        y, root = call(npu.npu_rms_norm.default, added, gamma.to(added.dtype), *epsilon)
+        y, root = call(npu.npu_rms_norm.default, added, 1 + gamma.float() if plus else gamma.to(added.dtype), *epsilon)
         return (y * 1, *([added * 1.5] if uses else []), *([root * 1] if rstd else []))
 
     return function, (make(*shape).to(dtype), other, make(shape[-1]).to(dtype))
@@ -303,10 +304,16 @@ def _rotary(chooser: random.Random, make: Callable) -> Case:
     dim, half = chooser.choice([(-1, 2), (-1, 2), (-1, 2), (-1, 3), (-2, 2)])
     rows = chooser.choice([(1, 1, 4, shape[-1]), (1, 1, 4, shape[-1]), shape, (shape[-1],), (1, 1, 1, 1)])
     sign, swap, minus = (chooser.random() < p for p in (0.1, 0.1, 0.1))
-    turn, other, used, split = (chooser.random() < p for p in (0.5, 0.5, 0.1, 0.4))
+    turn, other, used, split, apart = (chooser.random() < p for p in (0.5, 0.5, 0.1, 0.4, 0.35))
+    step, angles = chooser.choice([2, 2, 2, 3]), chooser.choice([dtype, dtype, torch.float32])
     call = _other_stream(chooser)
 
     def function(x, cos, sin):
+        if apart:
+            even, odd = x[..., ::step], x[..., 1::step]
+            even, odd = (odd, even) if swap else (even, odd)
+            turned = torch.stack((odd if sign else -odd, even), dim).flatten(-2)
+            return (_times(x, cos, turn) + _times(turned, sin, other), *([turned * 2] if used else []))
         cut = x.shape[dim] // half
         first, second = x.split(cut, dim)[:2] if split else (x.narrow(dim, 0, cut), x.narrow(dim, cut, cut))
         if swap:
@@ -315,8 +322,7 @@ def _rotary(chooser: random.Random, make: Callable) -> Case:
         one, two = _times(x, cos, turn), _times(turned, sin, other)
         return (call(torch.sub if minus else torch.add, one, two) * 1, *([turned * 2] if used else []))
 
-    made = make(*shape).to(dtype), make(*rows).to(dtype), make(*rows).to(dtype)
-    return function, made
+    return function, (make(*shape).to(dtype), make(*rows).to(angles), make(*rows).to(angles))
 
 
 def _attention(chooser: random.Random, make: Callable) -> Case:
@@ -360,7 +366,7 @@ def _repeated(x, times: int, *, tiled: bool):
 def _gating(chooser: random.Random, make: Callable) -> Case:
     experts, groups, kept = chooser.choice([(8, 2, 1), (8, 1, 1), (12, 3, 2), (8, 4, 2)])
     kind, k = chooser.choice(["before", "after", "sigmoid", "sigmoid", "maximum"]), chooser.choice([1, 2, 3])
-    dim, sort = chooser.choice([-1, -1, 1, 0]), chooser.choice([True, False])
+    dim, sort = chooser.choice([-1, -1, 1, 0]), True  # without it any order is right
     best, filled = chooser.choice([2, 2, 2, 1]), chooser.choice([float("-inf"), float("-inf"), 0.0])
     scale, used, biased = chooser.choice([None, 2.5]), chooser.random() < 0.12, chooser.random() < 0.8
     dtype = chooser.choice([*HALVES, torch.float32, torch.float32, torch.float64])
@@ -378,7 +384,7 @@ def _gating(chooser: random.Random, make: Callable) -> Case:
         mask = torch.zeros_like(judged).scatter(1, judged.topk(kept, -1, True, False)[1], 1)
         mask = mask.unsqueeze(-1).expand(-1, groups, experts // groups).reshape(-1, experts)
         choice = choice.masked_fill(~mask.bool(), filled if kind == "sigmoid" else 0.0)
-        values, chosen = choice.topk(k, -1, True, False)
+        values, chosen = choice.topk(k, -1, True, sort)
         if kind == "sigmoid":
             values = scores.gather(1, chosen)
             values = values / (values.sum(-1, keepdim=True) + 1e-20)

@@ -20,7 +20,10 @@ from ..graph.user_line import source
 from ..ops.air import is_marker
 from .composites import Group
 from .edits import Edits
+from .merge_duplicates import is_pure
 from .streams import labels
+
+_FEW = 8  # calls that are brought to where a replacement stands
 
 
 def run(
@@ -205,21 +208,51 @@ class _Surroundings:
         return None
 
     def too_late(self, args: Sequence[object], outputs: Sequence[Node]) -> str | None:
-        """The replacement stands where the first of the outputs is: all its arguments have to be there already."""
-        first = min(self._position[self._known(node)] for node in outputs)
+        """The replacement stands where the first of the outputs is: all its arguments have to be there already. What
+        little is made of inputs alone, as 1 + weight, is brought there."""
+        first = min(outputs, key=lambda node: self._position[self._known(node)])
         for arg in args:
-            if isinstance(arg, Node) and self._position[self._known(arg)] > first:
+            if not isinstance(arg, Node) or not self._after(arg, first):
+                continue
+            made = self._of_inputs(arg, first, outputs)
+            if made is None:
                 return f"{arg.name} is computed after the first of its results"
+            for node in made:
+                if self._after(node, first):
+                    first.prepend(node)
+                    self._stands_with(node, first)
         return None
+
+    def _after(self, node: Node, other: Node) -> bool:
+        return self._position[self._known(node)] > self._position[self._known(other)]
+
+    def _of_inputs(self, node: Node, other: Node, outputs: Sequence[Node]) -> list[Node] | None:
+        """The calls that make a node of inputs that nobody writes into, in order; None where it is not so, or they are
+        many, or on another stream than `other`, or use what the match makes."""
+        found: dict[Node, None] = {}
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            if one.op == "placeholder" and one not in self._written:
+                continue
+            streams = {self._label.get(self._known(each), 0) for each in (one, other)}
+            if one in outputs or not is_pure(one) or len(streams) > 1 or len(found) >= _FEW:
+                return None
+            found[one] = None
+            waiting += one.all_input_nodes
+        return sorted(found)
 
     def adopt(self, made: Sequence[Node], outputs: Sequence[Node]) -> None:
         """The nodes of a replacement stand where the first of the outputs stood."""
         first = min(outputs, key=lambda node: self._position[self._known(node)])
-        known = self._known(first)
         for node in made:
-            self._position[node], self._region[node] = self._position[known], self._region[known]
-            if known in self._label:
-                self._label[node] = self._label[known]
+            self._stands_with(node, first)
+
+    def _stands_with(self, node: Node, other: Node) -> None:
+        known = self._known(other)
+        self._position[node], self._region[node] = self._position[known], self._region[known]
+        if known in self._label:
+            self._label[node] = self._label[known]
 
     @staticmethod
     def unfit(planned: Replacement) -> str | None:

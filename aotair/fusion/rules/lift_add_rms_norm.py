@@ -18,13 +18,14 @@ _NORM = Either(
 def _check(x1: Node, x2: Node, gamma: Node) -> str | None:
     if val(x1).dtype != val(x2).dtype:
         return f"{x1.name} is {dtype_text(x1)} and {x2.name} is {dtype_text(x2)}"
-    if val(gamma).dtype != val(x1).dtype:
+    # A gamma of float32 is one that was computed, as 1 + weight: it is rounded once, as the sum is.
+    if val(gamma).dtype not in (val(x1).dtype, torch.float32):
         return f"{gamma.name} is {dtype_text(gamma)} and {x1.name} is {dtype_text(x1)}"
     return not_alike(x1, x2)
 
 
 def _replace(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> Results:
-    y, _, x = _npu.npu_add_rms_norm.default(x1, x2, gamma, epsilon)
+    y, _, x = _npu.npu_add_rms_norm.default(x1, x2, gamma.to(x1.dtype), epsilon)
     return y, x
 
 

@@ -1,6 +1,9 @@
-"""A rotary embedding by rotated halves -> npu_rotary_mul."""
+"""A rotary embedding by rotated halves, or by rotated neighbours -> npu_rotary_mul."""
+
+from collections.abc import Sequence
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Node
 
 from ..matcher import KeywordArg, PatternExpr, call, part
@@ -21,11 +24,25 @@ def _half(number: int) -> PatternExpr:
 
 _FIRST, _SECOND = _half(1), _half(2)
 _SPLIT = call(_aten.split.Tensor, _X, KeywordArg("size"), KeywordArg("dim1"))
+# Every other element, from the first and from the second.
+_EVEN, _ODD = (
+    call(_aten.slice.Tensor, _X, *(KeywordArg(f"{name}{number}") for name in ("dim", "start", "end", "step")))
+    for number in (1, 2)
+)
 
 
-def _sums(first: PatternExpr, second: PatternExpr) -> list[PatternExpr]:
+def _halves(first: PatternExpr, second: PatternExpr) -> PatternExpr:
+    return call(_aten.cat.default, [call(_aten.neg.default, second), first], KeywordArg("dim"))
+
+
+def _neighbours() -> PatternExpr:
+    pairs = call(_aten.stack.default, [call(_aten.neg.default, _ODD), _EVEN], KeywordArg("dim"))
+    return call([_aten.view.default, _aten._unsafe_view.default], pairs, KeywordArg("flat"))
+
+
+def _sums(turned: PatternExpr) -> list[PatternExpr]:
     """x * cos + turned * sin with the arguments of each op in either order."""
-    mul, turned = _aten.mul.Tensor, call(_aten.cat.default, [call(_aten.neg.default, second), first], KeywordArg("dim"))
+    mul = _aten.mul.Tensor
     ahead = [call(mul, _X, _COS), call(mul, _COS, _X)]
     around = [call(mul, turned, _SIN), call(mul, _SIN, turned)]
     return [call(_aten.add.Tensor, *pair) for a in ahead for b in around for pair in ((a, b), (b, a))]
@@ -57,6 +74,32 @@ def _check_split(x: Node, cos: Node, sin: Node, size: int | Node, dim: int, dim1
     return _refuses(x, cos, sin, dim, dim1)
 
 
+def _check_neighbours(
+    x: Node,
+    cos: Node,
+    sin: Node,
+    dim: int,
+    flat: Sequence[object],
+    dim1: int,
+    dim2: int,
+    start1: object,
+    start2: object,
+    step1: object,
+    step2: object,
+) -> str | None:
+    if (start1, start2, step1, step2) != (0, 1, 2, 2) or dim % 5 != 4:
+        return f"not every other element of {x.name} is turned"
+    reason = _refuses(x, cos, sin, dim1, dim2)
+    if reason is not None or len(flat) != 4:
+        return reason or f"what is turned of {x.name} has {len(flat)} dimensions"
+    first, second, third = (same(size, 1) for size in val(cos).shape[:3])
+    if not second and not third:
+        return f"{cos.name} has the shape {list(val(cos).shape)}: neighbours are turned alike in every head"
+    if not first and not second:
+        return f"{cos.name} has the shape {list(val(cos).shape)}: heads come before the sequence where it differs"
+    return None
+
+
 def _refuses(x: Node, cos: Node, sin: Node, *dims: int) -> str | None:
     rank, width = val(x).dim(), val(x).shape[-1]
     if rank != 4:
@@ -70,7 +113,7 @@ def _refuses(x: Node, cos: Node, sin: Node, *dims: int) -> str | None:
     if any(isinstance(size, int) and size >= _MANY for size in val(x).shape[:2]):
         return f"{x.name} has {list(val(x).shape[:2])} batches and heads, the kernel takes less than {_MANY}"
     for node in (cos, sin):
-        if val(node).dtype != val(x).dtype:
+        if val(node).dtype not in (*HALVES, torch.float32) or val(node).dtype != val(cos).dtype:
             return f"{node.name} is {dtype_text(node)} and {x.name} is {dtype_text(x)}"
         if val(node).dim() != 4 or val(node).shape[-1] != width or not _spread(val(node).shape, val(x).shape):
             return f"{node.name} has the shape {list(val(node).shape)} for {x.name} of {list(val(x).shape)}"
@@ -85,15 +128,48 @@ def _spread(shape: torch.Size, whole: torch.Size) -> bool:
 
 
 def _replace(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Results:
-    return (_npu.npu_rotary_mul.default(x, cos, sin),)
+    # The kernel takes one dtype: that in which the products are.
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    return (_npu.npu_rotary_mul.default(x.to(wide), cos.to(wide), sin.to(wide)),)
+
+
+def _replace_neighbours(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Results:
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    x, cos, sin = x.to(wide), cos.to(wide), sin.to(wide)
+    if any(statically_known_true(cos.shape[dim] == 1) for dim in (0, 2)):
+        return (_npu.npu_rotary_mul.default(x, cos, sin, "interleave"),)
+    # The kernel takes one row of cosines for all sequences: these become one sequence.
+    batch, heads, length, width = x.shape
+    turned = x.transpose(1, 2).reshape(1, batch * length, heads, width)
+    rows = [one.reshape(1, batch * length, 1, width) for one in (cos, sin)]
+    turned = _npu.npu_rotary_mul.default(turned, *rows, "interleave")
+    return (turned.view(batch, length, heads, width).transpose(1, 2),)
+
+
+def _check_complex(x: Node) -> str:
+    return f"{x.name} is turned as complex numbers, which no kernel of the NPU takes"
+
+
+def _complex() -> PatternExpr:
+    """The form of Llama 4 and DeepSeek-V2, which is told of."""
+    product = call(_aten.mul.Tensor, call(_aten.view_as_complex.default, _X), KeywordArg("turn"))
+    return call(_aten.view_as_real.default, product)
 
 
 def _variants() -> tuple[Fused, ...]:
     slices = {"first": _FIRST, "second": _SECOND}
+    split = part(_SPLIT, 0), part(_SPLIT, 1)
     return (
-        *(Fused(pattern, _replace, _check_slices, slices) for pattern in _sums(_FIRST, _SECOND)),
-        *(Fused(pattern, _replace, _check_split) for pattern in _sums(part(_SPLIT, 0), part(_SPLIT, 1))),
+        *(Fused(pattern, _replace, _check_slices, slices) for pattern in _sums(_halves(_FIRST, _SECOND))),
+        *(Fused(pattern, _replace, _check_split) for pattern in _sums(_halves(*split))),
+        *(Fused(pattern, _replace_neighbours, _check_neighbours) for pattern in _sums(_neighbours())),
+        Fused(_complex(), _replace, _check_complex),
     )
 
 
-RULE = Rule("lift_rotary", "x * cos + rotate_half(x) * sin -> npu_rotary_mul", _variants(), lifts=True)
+RULE = Rule(
+    "lift_rotary",
+    "x * cos + rotate_half(x) * sin, of halves or neighbours -> npu_rotary_mul",
+    _variants(),
+    lifts=True,
+)

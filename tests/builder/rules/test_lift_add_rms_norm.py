@@ -54,7 +54,7 @@ def test_what_does_not_lie_in_one_piece_is_taken():
     ("why", "inputs"),
     [
         ("x1_1 is float16 and x2_1 is float32", (ROWS[0], ROWS[1].float(), ROWS[2].float())),
-        ("gamma_1 is float32 and x1_1 is float16", (*ROWS[:2], ROWS[2].float())),
+        ("gamma_1 is bfloat16 and x1_1 is float16", (*ROWS[:2], ROWS[2].bfloat16())),
         ("have different shapes: [2, 3, 32] and [1, 3, 32]", (ROWS[0], half(1, 3, 32), ROWS[2])),
     ],
 )
@@ -68,3 +68,31 @@ def test_the_square_root_that_somebody_takes_keeps_them_apart():
         return y, root * 2
 
     declines(LIFT, "the result 1 of npu_rms_norm is used too", function, *ROWS)
+
+
+def _gemma(x1, x2, weight):
+    added = x1 + x2
+    return npu.npu_rms_norm.default(added, 1 + weight.float(), 1e-6)[0], added
+
+
+def test_one_plus_the_weight_in_float32_is_brought_before_the_sum():
+    """The norms of Gemma: what is made of the weight alone comes after the sum, and is no reason to stay."""
+    fires("lift_add_rms_norm", "npu_add_rms_norm", _gemma, *ROWS)
+
+
+def test_a_gamma_that_is_made_of_the_sum_stays():
+    def function(x1, x2):
+        added = x1 + x2
+        return npu.npu_rms_norm.default(added, added[0, 0] * 2, 1e-6)[0], added
+
+    declines("lift_add_rms_norm", "is computed after the first of its results", function, *ROWS[:2])
+
+
+def test_a_gamma_of_many_calls_stays_where_it_is():
+    def function(x1, x2, weight):
+        added = x1 + x2
+        for _ in range(10):
+            weight = weight + 0.01
+        return npu.npu_rms_norm.default(added, weight, 1e-6)[0], added
+
+    declines("lift_add_rms_norm", "is computed after the first of its results", function, *ROWS)

@@ -88,7 +88,7 @@ def test_one_pair_and_no_batch(shape):
     ("why", "inputs"),
     [
         ("x_1 is float64", (X.double(), X.double(), X.double())),
-        ("cos_1 is float32 and x_1 is float16", (X, X.float(), X)),
+        ("cos_1 is float64 and x_1 is float16", (X, X.double(), X.double())),
         ("sin_1 is float32 and x_1 is float16", (X, X, X.float())),
         ("batches and heads, the kernel takes less than 1000", (half(1000, 1, 1, 2),) * 3),
         ("cos_1 has the shape [1, 1, 4, 1] for x_1 of [2, 3, 4, 32]", (X, half(1, 1, 4, 1), half(1, 1, 4, 32))),
@@ -115,3 +115,65 @@ def test_a_split_into_unequal_parts_declines():
         return (x * cos + torch.cat((-second, first), -1) * sin,)
 
     declines("lift_rotary", "is not split into halves", function, half(1, 1, 2, 3), half(1, 1, 2, 3), half(1, 1, 2, 3))
+
+
+# ---- other dtypes, and neighbours -----------------------------------------------------------------------------------
+
+
+def neighbours(x, cos, sin):
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return (x * cos + turned * sin,)
+
+
+@pytest.mark.parametrize("function", [rotated, neighbours])
+@pytest.mark.parametrize(("wide", "narrow"), [(0, 1), (1, 0), (0, 0)])
+def test_the_products_may_be_wider_than_one_of_the_factors(function, wide, narrow):
+    """Cosines of float32, as in OLMo 2, or an x that was made wide, as in Cohere 2."""
+    kinds = [torch.float16, torch.float32]
+    x = half(2, 3, 4, 32).to(kinds[wide])
+    cos, sin = (half(1, 1, 4, 32, seed=seed).to(kinds[narrow]) for seed in (1, 2))
+    fires("lift_rotary", "npu_rotary_mul", function, x, cos, sin)
+
+
+@pytest.mark.parametrize("rows", [(1, 1, 4, 32), (2, 1, 4, 32), (1, 3, 1, 32), (2, 1, 1, 32), (2, 3, 1, 32)])
+def test_neighbours_turned_by_cosines_of_several_layouts(rows):
+    cos, sin = half(*rows, seed=1), half(*rows, seed=2)
+    if rows == (2, 3, 1, 32):
+        declines("lift_rotary", "heads come before the sequence", neighbours, X, cos, sin)
+    else:
+        fires("lift_rotary", "npu_rotary_mul", neighbours, X, cos, sin)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_neighbours_with_the_arguments_in_either_order(turn):
+    def function(x, cos, sin):
+        turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        one, other = x * cos if turn & 1 else cos * x, turned * sin if turn & 2 else sin * turned
+        return (one + other if turn & 4 else other + one,)
+
+    fires("lift_rotary", "npu_rotary_mul", function, X, half(1, 1, 4, 32), half(1, 1, 4, 32, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("why", "turned"),
+    [
+        ("not every other element", lambda x: torch.stack([-x[..., ::2], x[..., 1::2]], -1).flatten(-2)),
+        ("not every other element", lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -2).flatten(-2)),
+        ("stands where the rule needs aten.neg", lambda x: torch.stack([x[..., 1::2], x[..., ::2]], -1).flatten(-2)),
+    ],
+)
+def test_other_turns_of_neighbours_stay(why, turned):
+    angles = half(1, 1, 4, 32), half(1, 1, 4, 32, seed=1)
+    declines("lift_rotary", why, lambda x, cos, sin: (x * cos + turned(x) * sin,), X, *angles)
+
+
+def test_neighbours_that_differ_between_heads_stay():
+    declines("lift_rotary", "alike in every head", neighbours, X, half(2, 3, 4, 32), half(2, 3, 4, 32, seed=1))
+
+
+def test_complex_numbers_are_told_of():
+    def function(x, cos, sin):
+        pairs = torch.view_as_complex(x.view(2, 3, 4, 16, 2))
+        return (torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(3),)
+
+    declines("lift_rotary", "turned as complex numbers", function, X.float(), *(half(4, 16).float(),) * 2)
