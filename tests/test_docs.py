@@ -107,7 +107,7 @@ def check_recipe(block: Block) -> None:
     some = {"x": {"shape": ["batch", 4], "dtype": "float32"}}
     part = yaml.safe_load(block.text)
     whole = {"name": "some", "model": {"factory": "some:model"}, **part}
-    if isinstance(whole["model"], dict):
+    if isinstance(whole["model"], dict) and "pretrained" not in whole["model"]:
         whole["model"].setdefault("factory", "some:model")
     if "entry_points" not in whole:
         whole.setdefault("inputs", some)

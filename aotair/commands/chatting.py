@@ -14,6 +14,7 @@ from .options import ARTIFACT, DEVICE
 
 @click.command()
 @ARTIFACT
+@click.argument("message", required=False)
 @click.option("--system", help="What the model is told before the conversation.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=float, help="0: the likeliest token each time  [default: as the model says, or 0]")
@@ -24,6 +25,7 @@ from .options import ARTIFACT, DEVICE
 @DEVICE
 def chat(
     artifact: Path,
+    message: str | None,
     system: str | None,
     max_tokens: int,
     temperature: float | None,
@@ -33,8 +35,8 @@ def chat(
     speed: bool,
     device: str | None,
 ) -> None:
-    """Talk with ARTIFACT, a language model: a line is a message, /clear begins anew, /exit or Ctrl-D ends. What is
-    piped in is one message."""
+    """Talk with ARTIFACT, a language model: a line is a message, /clear begins anew, /exit or Ctrl-D ends. A MESSAGE, or
+    what is piped in, is answered alone."""
     from ..chat.conversation import Conversation
     from ..chat.generate import Generator
     from ..chat.sampling import Sampler
@@ -44,7 +46,7 @@ def chat(
         tokenizer = Tokenizer(artifact, model.program)
         sampling = tokenizer.sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         talk = Conversation(tokenizer, Generator(model), Sampler(sampling), system, max_tokens)
-        for line in _messages():
+        for line in _messages() if message is None else (message,):
             if line == "/clear":
                 talk.clear()
                 continue

@@ -1,6 +1,7 @@
 """A checkpoint on disk as Hugging Face's hub lays it out: its configuration, and the model with its weights."""
 
 import contextlib
+import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -221,7 +222,8 @@ def quietly() -> Iterator[None]:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # some bars ask nobody
+            yield
     finally:
         log.set_verbosity(level)
         if bars:

@@ -128,6 +128,12 @@ def test_what_is_piped_in_is_one_message(artifact: Path):
     assert again.stdout == run.stdout and run.stdout.strip()
 
 
+def test_a_message_is_answered_alone(artifact: Path):
+    run = CliRunner().invoke(main, ["chat", str(artifact), "Hello\nyou", "--max-tokens", "5"])
+    piped = CliRunner().invoke(main, ["chat", str(artifact), "--max-tokens", "5"], input="Hello\nyou\n")
+    assert run.exit_code == 0 and run.stdout == piped.stdout
+
+
 def test_an_artifact_without_a_tokenizer_is_refused(built, tmp_path: Path):
     run = CliRunner().invoke(main, ["chat", str(built("encoder"))], input="Hello\n")
     assert run.exit_code == 1 and "the artifact has no tokenizer" in run.output

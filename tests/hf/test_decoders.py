@@ -5,12 +5,12 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
-from benchmarks.decoder_models import DECODERS
 
 from aotair.errors import ModelError, UnsupportedError
 from aotair.hf import experts
 from aotair.hf.agree import refuse_disagreement
 from aotair.hf.language import LanguageModel
+from benchmarks.decoder_models import DECODERS
 
 LENGTHS = (3, 17, 5, 12, 1)
 STEPS = 12

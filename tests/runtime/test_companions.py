@@ -65,8 +65,8 @@ def test_a_name_that_it_does_not_have(path: Path):
 
 @pytest.mark.parametrize(
     "name",
-    ["files/../x", "files/", "files/a/b", "/etc/passwd", "files/.hidden", "files/a\0", "files/a\nb", "other/x", "files/a.",
-     "files/" + "x" * 300, "files/\u202etxt", "files\\x", "program.msgpack", "files/con:x"],
+    ["files/../x", "files/", "files/a/b", "/etc/passwd", "files/.hidden", "files/a\0", "files/a\nb", "other/x",
+     "files/a.", "files/" + "x" * 300, "files/\u202etxt", "files\\x", "program.msgpack", "files/con:x"],
 )  # fmt: skip
 def test_a_hostile_name_is_no_file_of_an_artifact(path: Path, name: str):
     assert not is_companion(name)
