@@ -49,7 +49,6 @@ def recipe(name: str) -> dict:
         "model": {"factory": f"benchmarks.others_models:{case['factory']}", "kwargs": case["kwargs"]},
         "inputs": case["inputs"],
         "buckets": case["buckets"],
-        "verify": {"atol": 1e-4, "rtol": 1e-3},
     }
 
 

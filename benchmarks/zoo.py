@@ -115,7 +115,6 @@ def recipe(name: str) -> dict:
         "model": {"factory": f"benchmarks.zoo_models:{name}"},
         "inputs": inputs,
         "buckets": buckets,
-        "verify": {"atol": 1e-5, "rtol": 1e-4},
     }
 
 
