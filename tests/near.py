@@ -280,7 +280,8 @@ def _add_norm(chooser: random.Random, make: Callable) -> Case:
 def _swiglu(chooser: random.Random, make: Callable) -> Case:
     dtype = chooser.choice([*HALVES, torch.float32, torch.float64])
     whole = chooser.random() < 0.5
-    activation = chooser.choice([aten.silu.default] * 4 + [aten.gelu.default])
+    tanh = functools.partial(aten.gelu.default, approximate="tanh")
+    activation = chooser.choice([aten.silu.default] * 3 + [aten.gelu.default, tanh, aten.relu.default])
     turn, used, swap = (chooser.random() < p for p in (0.5, 0.12, 0.15))
     size, dim = chooser.choice([(8, -1), (8, -1), (8, 1), (4, -1), (2, 0)])
     rows = chooser.choice([(4, 8), (4, 8), (4, 8), (1, 8), (8,)])

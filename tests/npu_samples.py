@@ -62,6 +62,8 @@ def others() -> Iterator[tuple]:
         for shape in SHAPES:
             yield "npu_swiglu", (tensor(shape, dtype),), {}
             yield "npu_swiglu", (tensor((4, *shape), dtype), 0), {}
+            yield "npu_geglu", (tensor(shape, dtype),), {}
+            yield "npu_geglu", (tensor((4, *shape), dtype), 0, 0, True), {}
             yield "_npu_dtype_cast", (tensor(shape, dtype), torch.float32), {}
         x, angles = tensor((2, 3, 4, 8), dtype), tensor((1, 3, 1, 8), dtype)
         for mode in ("half", "interleave"):

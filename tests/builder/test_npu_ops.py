@@ -96,6 +96,11 @@ def test_products_and_gates():
     torch.testing.assert_close(got, torch.bmm(left, right).transpose(0, 1))
     x = torch.randn(3, 8)
     torch.testing.assert_close(ops.npu_swiglu(x), functional.silu(x[:, :4]) * x[:, 4:])
+    for number, approximate in ((0, "none"), (1, "tanh")):
+        left, right = (functional.gelu(half, approximate=approximate) for half in (x[:, :4], x[:, 4:]))
+        for flag, active, other in ((False, right, x[:, :4]), (True, left, x[:, 4:])):
+            got = ops.npu_geglu(x, -1, number, flag)
+            torch.testing.assert_close(list(got), [active * other, active])
     weights, experts, rows = ops.npu_moe_gating_top_k_softmax(x, None, 2)
     want = torch.softmax(x, -1).topk(2)
     torch.testing.assert_close(weights, want.values)

@@ -1,4 +1,8 @@
-"""silu(gate) * up -> npu_swiglu."""
+"""silu(gate) * up -> npu_swiglu; gelu(gate) * up -> npu_geglu."""
+
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch.fx.node import Node
@@ -8,12 +12,19 @@ from ..rule import Fused, Results, Rule
 from .npu import HALVES, dtype_text, same, val
 
 _aten, _npu = torch.ops.aten, torch.ops.npu
+Active: TypeAlias = Callable[[PatternExpr], PatternExpr]  # the pattern of an activation's call
+Replace: TypeAlias = Callable[..., Results]
 _DTYPES = (*HALVES, torch.float32)
 
 
-def _gated(gate: PatternExpr, up: PatternExpr) -> tuple[PatternExpr, ...]:
+_SILU = functools.partial(call, _aten.silu.default)
+_GELU = functools.partial(call, _aten.gelu.default)
+_TANH = functools.partial(call, _aten.gelu.default, approximate="tanh")
+
+
+def _gated(active: Active, gate: PatternExpr, up: PatternExpr) -> tuple[PatternExpr, ...]:
     """The product with its arguments in either order."""
-    return commutes(_aten.mul.Tensor, call(_aten.silu.default, gate), up).choices
+    return commutes(_aten.mul.Tensor, active(gate), up).choices
 
 
 def _check(gate: Node, up: Node) -> str | None:
@@ -43,10 +54,29 @@ def _replace_halves(x: torch.Tensor) -> Results:
     return (_npu.npu_swiglu.default(x, -1),)
 
 
-def _variants() -> tuple[Fused, ...]:
+def _replace_gelu(gate: torch.Tensor, up: torch.Tensor, *, approximate: int) -> Results:
+    return (_npu.npu_geglu.default(torch.cat([gate, up], -1), -1, approximate, True)[0],)
+
+
+def _replace_gelu_halves(x: torch.Tensor, *, approximate: int) -> Results:
+    return (_npu.npu_geglu.default(x, -1, approximate, True)[0],)
+
+
+def _of(active: Active, whole: Replace, apart: Replace) -> tuple[Fused, ...]:
     halves = call(_aten.split.Tensor, KeywordArg("x"), KeywordArg("size"), KeywordArg("dim"))
-    whole = [Fused(p, _replace_halves, _check_halves) for p in _gated(part(halves, 0), part(halves, 1))]
-    return (*whole, *(Fused(p, _replace, _check) for p in _gated(KeywordArg("gate"), KeywordArg("up"))))
+    parts = part(halves, 0), part(halves, 1)
+    return (
+        *(Fused(one, whole, _check_halves) for one in _gated(active, *parts)),
+        *(Fused(one, apart, _check) for one in _gated(active, KeywordArg("gate"), KeywordArg("up"))),
+    )
 
 
-RULE = Rule("lift_swiglu", "silu(gate) * up -> npu_swiglu", _variants(), lifts=True)
+def _variants() -> tuple[Fused, ...]:
+    found = _of(_SILU, _replace_halves, _replace)
+    for active, approximate in ((_TANH, 1), (_GELU, 0)):  # the second would match the first's calls, and say no
+        given = functools.partial(_replace_gelu_halves, approximate=approximate)
+        found += _of(active, given, functools.partial(_replace_gelu, approximate=approximate))
+    return found
+
+
+RULE = Rule("lift_swiglu", "silu(gate) * up -> npu_swiglu, gelu(gate) * up -> npu_geglu", _variants(), lifts=True)

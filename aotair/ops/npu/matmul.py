@@ -1,7 +1,7 @@
 """Matrix products with a permutation before and after, and gated activations.
 
-Source: the documentation of torch_npu's `npu_transpose_batchmatmul` and `npu_swiglu` (aclnnTransposeBatchMatMul,
-aclnnSwiGlu).
+Source: the documentation of torch_npu's `npu_transpose_batchmatmul`, `npu_swiglu` and `npu_geglu`
+(aclnnTransposeBatchMatMul, aclnnSwiGlu, aclnnGeGluV3).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..registry import HostOp, Unserved, refuse
+from ..registry import HostOp, Unserved, only, refuse
 
 _OP = "npu_transpose_batchmatmul"
 _PERMUTATIONS = {"perm_x1": ((0, 1, 2), (1, 0, 2)), "perm_x2": ((0, 1, 2), (0, 2, 1)), "perm_y": ((1, 0, 2),)}
@@ -54,6 +54,17 @@ def swiglu(input: Tensor, dim: int = -1) -> Tensor:
     return (torch.nn.functional.silu(a) * b).to(input.dtype)
 
 
+def geglu(input: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False) -> tuple[Tensor, Tensor]:
+    """`a * gelu(b)` and `gelu(b)`, where a and b are the halves of input along `dim`; with activate_left b and a. The
+    gelu is that by erf with approximate 0, and that by tanh with 1."""
+    only("npu_geglu", "approximate", approximate, (0, 1))
+    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2:
+        raise Unserved(f"npu_geglu takes halves of dim={dim}, which {tuple(input.shape)} does not have")
+    a, b = reversed(input.float().chunk(2, dim)) if activate_left else input.float().chunk(2, dim)
+    active = torch.nn.functional.gelu(b, approximate="tanh" if approximate else "none")
+    return (a * active).to(input.dtype), active.to(input.dtype)
+
+
 OPS = (
     HostOp(
         "npu_transpose_batchmatmul(Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? scale=None, "
@@ -61,4 +72,7 @@ OPS = (
         transpose_batchmatmul,
     ),
     HostOp("npu_swiglu(Tensor input, int dim=-1) -> Tensor", swiglu),
+    HostOp(
+        "npu_geglu(Tensor input, int dim=-1, int approximate=1, bool activate_left=False) -> (Tensor, Tensor)", geglu
+    ),
 )

@@ -20,7 +20,7 @@ def test_gates():
     assert "aten.cat.default" not in fires("lift_swiglu", "npu_swiglu", lambda x: separate(*x.chunk(2, -1)), gate)
     declines("lift_swiglu", "have different shapes", separate, gate, half(32))
     declines("lift_swiglu", "is also used by", lambda a, b: ((s := functional.silu(a)) * b, s * 2), gate, up)
-    assert fuse("lift_swiglu", lambda a, b: (functional.gelu(a) * b,), gate, up)[1:] == ([], 0)
+    assert fuse("lift_swiglu", lambda a, b: (functional.relu(a) * b,), gate, up)[1:] == ([], 0)
 
 
 def test_halves_of_a_symbolic_size_decline():
@@ -73,3 +73,24 @@ def test_parts_that_are_no_halves_are_two_tensors(op, size, dim, x):
 def test_halves_of_another_dtype_decline():
     whole = lambda x: SEPARATE(*x.chunk(2, -1))  # noqa: E731
     declines("lift_swiglu", "x_1 is float64", whole, half(2, 4).double())
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_gates_of_gelu(approximate, dtype):
+    """Those of Gemma: by erf or by tanh, apart or as halves, in either order."""
+    gate, up = (one.to(dtype) for one in ROWS[:2])
+    for function in (
+        lambda a, b: (functional.gelu(a, approximate=approximate) * b,),
+        lambda a, b: (b * functional.gelu(a, approximate=approximate),),
+    ):
+        assert "aten.cat.default" in fires("lift_swiglu", "npu_geglu", function, gate, up)
+        whole = fires("lift_swiglu", "npu_geglu", lambda x: function(*x.chunk(2, -1)), gate)  # noqa: B023
+        assert "aten.cat.default" not in whole
+    declines(
+        "lift_swiglu",
+        "have different shapes",
+        lambda a, b: (functional.gelu(a, approximate=approximate) * b,),
+        gate,
+        half(32).to(dtype),
+    )
