@@ -35,8 +35,8 @@ def chat(
     speed: bool,
     device: str | None,
 ) -> None:
-    """Talk with ARTIFACT, a language model: a line is a message, /clear begins anew, /exit or Ctrl-D ends. A MESSAGE, or
-    what is piped in, is answered alone."""
+    """Talk with ARTIFACT, a language model: a line is a message, /clear begins anew, /exit or Ctrl-D ends. A MESSAGE,
+    or what is piped in, is answered alone."""
     from ..chat.conversation import Conversation
     from ..chat.generate import Generator
     from ..chat.sampling import Sampler

@@ -7,7 +7,7 @@ proof of a build compares with the model over the cache, so it would not see tha
 import torch
 
 from ..errors import UnsupportedError
-from .language import LanguageModel
+from .language import Decoder
 
 _DECODED = 4
 _MOST = 1024  # tokens that are tried, where a sliding window asks for many
@@ -17,7 +17,7 @@ _BEYOND = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
-def refuse_disagreement(made: LanguageModel, where: str) -> None:
+def refuse_disagreement(made: Decoder, where: str) -> None:
     """Raises UnsupportedError where prompts of unlike lengths, and tokens after them, get other logits than the model
     itself computes of the whole sequences."""
     lengths = _lengths(made)
@@ -39,30 +39,30 @@ def refuse_disagreement(made: LanguageModel, where: str) -> None:
         )
 
 
-def _lengths(made: LanguageModel) -> tuple[int, ...]:
+def _lengths(made: Decoder) -> tuple[int, ...]:
     """Of two sequences: one that is longer than what a layer looks back to, where that is less than the cache, and a
     short one beside it."""
     config = made.config.get_text_config()
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     looks = max((size for size in windows if isinstance(size, int) and size < made.length), default=0)
     longest = min(looks + _BEYOND, made.length, _MOST)
-    return (longest, max(_DECODED + 1, longest // 2)) if made.slots > 1 else (longest,)
+    return (longest, max(_DECODED + 1, longest // 2)) if made.blocks >= 2 * made.columns else (longest,)
 
 
-def _through_the_cache(made: LanguageModel, whole: list[torch.Tensor]) -> list[torch.Tensor]:
+def _through_the_cache(made: Decoder, whole: list[torch.Tensor]) -> list[torch.Tensor]:
     """The logits of the last tokens of each sequence, (tokens, vocabulary): the prompt's last, and one by one."""
     greedy, made.greedy = made.greedy, False
-    slots = torch.arange(len(whole)).flip(0)
+    table = made.places(len(whole)).view(len(whole), -1)
     prompts = [row[:-_DECODED] for row in whole]
     width = max(map(len, prompts))
     ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in prompts])
     mask = torch.stack([(torch.arange(width) < len(row)).to(torch.int64) for row in prompts])
     try:
-        steps = [made.prefill(ids, mask, slots)]
+        steps = [made._prefill(ids, mask, table)]
         for step in range(_DECODED):
             tokens = torch.stack([row[step - _DECODED] for row in whole])
             places = torch.tensor([len(row) + step for row in prompts])
-            steps.append(made.decode(tokens, places, slots))
+            steps.append(made._decode(tokens, places, table))
     finally:
         made.greedy = greedy
         for buffer in made.rows():

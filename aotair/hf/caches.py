@@ -16,17 +16,28 @@ from transformers import cache_utils
 
 @dataclass(frozen=True)
 class Call:
-    """One call: `slots` (batch,) are the rows of its sequences, `spare` the row that padding points to, each of
-    `length` tokens; `starts` (batch,) the position of each sequence's first column, which lies before it where columns
-    pad on the left; `real` (batch, tokens) says which tokens are no padding. A `fresh` call begins its sequences: what
-    the rows hold is not read."""
+    """One call: `table` (batch, columns) are the blocks of each sequence, one after the other, each of `block` tokens,
+    and `spare` is the block that padding points to; `starts` (batch,) the position of each sequence's first token,
+    which lies before it where tokens pad on the left; `real` (batch, tokens) says which tokens are no padding. A
+    `fresh` call begins its sequences: what the blocks hold is not read."""
 
-    slots: torch.Tensor
+    table: torch.Tensor
     starts: torch.Tensor
     real: torch.Tensor
     spare: int
-    length: int
+    block: int
     fresh: bool
+
+    @property
+    def length(self) -> int:
+        """Of a sequence at the most."""
+        return self.table.shape[1] * self.block
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """The only block of each sequence, (batch,), which is its row of what has one for each sequence."""
+        assert self.table.shape[1] == 1, "recurrent layers have no blocks: the task refuses them"
+        return self.table[:, 0]
 
     @cached_property
     def positions(self) -> torch.Tensor:
@@ -34,15 +45,29 @@ class Call:
         return (self.starts[:, None] + torch.arange(self.real.shape[1], device=self.starts.device)).clamp(min=0)
 
     @cached_property
+    def _blocks(self) -> torch.Tensor:
+        """The block of each token, (batch, tokens)."""
+        columns = self.table.shape[1]
+        if columns == 1:
+            return self.table
+        return self.table.gather(1, torch.div(self.positions, self.block, rounding_mode="floor").clamp(max=columns - 1))
+
+    @cached_property
     def written(self) -> torch.Tensor:
         """Which tokens have a place in a cache, (batch * tokens, 1)."""
-        return (self.real & (self.slots < self.spare)[:, None] & (self.positions < self.length)).reshape(-1, 1)
+        return (self.real & (self._blocks < self.spare) & (self.positions < self.length)).reshape(-1, 1)
 
     @cached_property
     def places(self) -> torch.Tensor:
-        """Where each token's key and value go, in rows of tokens (batch * tokens,); others into the spare row."""
-        places = self.slots[:, None] * self.length + self.positions
-        return torch.where(self.written[:, 0], places.reshape(-1), self.spare * self.length)
+        """Where each token's key and value go, in rows of tokens (batch * tokens,); others into the spare block."""
+        within = self.positions if self.table.shape[1] == 1 else self.positions.remainder(self.block)
+        places = self._blocks * self.block + within
+        return torch.where(self.written[:, 0], places.reshape(-1), self.spare * self.block)
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """How many tokens of each sequence a call may look at, (batch,)."""
+        return self.starts + self.real.shape[1]
 
     def seen(self) -> torch.Tensor:
         """Which of the columns that a layer attends to are tokens, as ones, (batch, columns): those of a fresh call, or
@@ -50,7 +75,7 @@ class Call:
         if self.fresh:
             return self.real.to(torch.int64)
         columns = torch.arange(self.length, device=self.starts.device)
-        return (columns < (self.starts + self.real.shape[1])[:, None]).to(torch.int64)
+        return (columns < self.lengths[:, None]).to(torch.int64)
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,18 @@ class Rows(cache_utils.Cache):
                 layers.append(_StateLayer(call, states) if states else cache_utils.DummyLayer())
         super().__init__(layers=layers)
 
+    def buffers(self, keys: torch.Tensor, values: torch.Tensor) -> Sequence[torch.Tensor] | None:
+        """The whole buffers of which a layer was given these keys and values; None where it made others of them."""
+        for layer in self.layers:
+            if (
+                isinstance(layer, _AttentionLayer)
+                and layer.given
+                and layer.given[0] is keys
+                and layer.given[1] is values
+            ):
+                return layer.buffers
+        return None
+
     def store(self) -> None:
         """Write the states, as the call left them, into their rows. Keys and values are there already."""
         for layer in self.layers:
@@ -129,14 +166,16 @@ class _AttentionLayer(cache_utils.CacheLayerMixin):
     def __init__(self, call: Call, buffers: Sequence[torch.Tensor], sliding: bool):
         super().__init__()
         self.is_initialized, self.is_sliding = True, sliding
-        self._call, self._buffers = call, buffers
+        self._call, self.buffers = call, buffers
+        self.given: tuple[torch.Tensor, ...] = ()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new rows (batch, heads, tokens, width) to their places; gives what there is to attend to: the new rows
         of a fresh call, else whole rows of the cache (batch, heads, length, width)."""
-        keys, values = (self._one(*both) for both in zip(self._buffers, (key_states, value_states), strict=True))
+        keys, values = (self._one(*both) for both in zip(self.buffers, (key_states, value_states), strict=True))
+        self.given = (keys, values)
         return keys, values
 
     def _one(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -147,7 +186,7 @@ class _AttentionLayer(cache_utils.CacheLayerMixin):
         cache.index_copy_(0, call.places, torch.where(call.written, rows, cache.index_select(0, call.places)))
         if call.fresh:
             return new
-        kept = cache.view(-1, call.length * heads * width).index_select(0, call.slots)
+        kept = cache.view(-1, call.block * heads * width).index_select(0, call.table.reshape(-1))
         return kept.view(batch, call.length, heads, width).transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ def serves(source: Source) -> bool:
     return known and hasattr(source.config, "vocab_size") and not getattr(source.config, "is_encoder_decoder", False)
 
 
-def make(source: Source, dtype: torch.dtype, options: Mapping[str, Any], where: str) -> nn.Module:
+def make(source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str) -> nn.Module:
     model = load(source, transformers.AutoModel, dtype, where)
     return Encoder(model, _modules(source, where)).eval()
 

@@ -1,78 +1,77 @@
 """Any of transformers' decoders as methods over one set of buffers: prefill, decode, extend and verify."""
 
+import contextlib
 import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UnsupportedError
+from .attention import attending
 from .caches import Call, Rows, cache_argument, keep
 from .masks import masks_by_sequence
 from .settle import settle
 
 
-class LanguageModel(nn.Module):
-    """`slots` rows of `length` tokens, and one more row that padding points to (slot number `slots`).
+class Decoder(nn.Module):
+    """`blocks` of `block` tokens each, and one more that padding points to (number `blocks`); a sequence has `columns`
+    of them. `in_place`: attention reads the cache where it lies, by an op of the CPU (`air::paged_attention`).
 
     What the model's layers keep are buffers: state that all methods share. Each method gives logits (batch, …,
     vocabulary), or the likeliest tokens with `greedy`.
     """
 
-    def __init__(self, model: Any, slots: int, length: int, greedy: bool = False):
+    def __init__(self, model: Any, blocks: int, block: int, columns: int, greedy: bool, in_place: bool):
         super().__init__()
-        self.model, self.slots, self.length, self.greedy = model, slots, length, greedy
-        settle(model, length)
-        self._kept = keep(self, model, torch.zeros(1, 2, dtype=torch.int64), slots + 1, length)
-        takes = inspect.signature(model.forward).parameters
-        self._takes = frozenset(takes)
+        self.model, self.blocks, self.block, self.columns = model, blocks, block, columns
+        self.greedy, self._in_place = greedy, in_place
+        settle(model, self.length)
+        self._kept = keep(self, model, torch.zeros(1, 2, dtype=torch.int64), blocks + 1, block)
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache = cache_argument(model)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at the most."""
+        return self.columns * self.block
 
     @property
     def config(self) -> Any:
         """transformers' own, of the model."""
         return self.model.config
 
-    def rows(self) -> list[torch.Tensor]:
-        """The buffers of the cache."""
-        return [self.get_buffer(name) for name in self._kept.names()]
-
     @property
     def recurrent(self) -> bool:
         """Whether a layer keeps states, in which no token can be masked later."""
         return bool(self._kept.states)
 
-    def prefill(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Whole prompts: ids and mask (batch, seq), ones before zeros, and the row of the cache that each goes to
-        (batch,). Gives the logits of each prompt's last token."""
-        ids, starts, real = _to_the_right(input_ids, attention_mask.sum(1))
-        return self._answer(ids, Call(slots, starts, real, self.slots, self.length, fresh=True), 1)[:, -1]
+    def rows(self) -> list[Tensor]:
+        """The buffers of the cache."""
+        return [self.get_buffer(name) for name in self._kept.names()]
 
-    def decode(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """One token each: ids, positions and rows of the cache, all (batch,). Gives what `prefill` gives."""
-        real = torch.ones_like(input_ids[:, None], dtype=torch.bool)
-        return self._answer(input_ids[:, None], Call(slots, positions, real, self.slots, self.length, fresh=False), 1)[
-            :, -1
-        ]
+    def places(self, count: int) -> Tensor:
+        """What the methods take to say where `count` sequences lie, all apart."""
+        raise NotImplementedError
 
-    def extend(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
-        """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position
-        of each first token and the row (batch,). Gives what `prefill` gives."""
+    def _prefill(self, ids: Tensor, mask: Tensor, table: Tensor) -> Tensor:
+        ids, starts, real = _to_the_right(ids, mask.sum(1))
+        return self._answer(ids, Call(table, starts, real, self.blocks, self.block, fresh=True), 1)[:, -1]
+
+    def _decode(self, ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        real = torch.ones_like(ids[:, None], dtype=torch.bool)
+        call = Call(table, positions, real, self.blocks, self.block, fresh=False)
+        return self._answer(ids[:, None], call, 1)[:, -1]
+
+    def _extend(self, ids: Tensor, mask: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         self._refuse_recurrent()
-        ids, shift, real = _to_the_right(input_ids, attention_mask.sum(1))
-        return self._answer(ids, Call(slots, positions + shift, real, self.slots, self.length, fresh=False), 1)[:, -1]
+        ids, shift, real = _to_the_right(ids, mask.sum(1))
+        call = Call(table, positions + shift, real, self.blocks, self.block, fresh=False)
+        return self._answer(ids, call, 1)[:, -1]
 
-    def verify(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
-        """As `extend`, with the logits of every token, (batch, seq, vocabulary): what a draft's tokens are checked by.
-        Rows of tokens that do not hold are overwritten by the next call at their positions."""
+    def _verify(self, ids: Tensor, mask: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         self._refuse_recurrent()
-        return self._answer(
-            input_ids, Call(slots, positions, attention_mask > 0, self.slots, self.length, fresh=False), 0
-        )
+        return self._answer(ids, Call(table, positions, mask > 0, self.blocks, self.block, fresh=False), 0)
 
     def _refuse_recurrent(self) -> None:
         if self.recurrent:
@@ -83,7 +82,7 @@ class LanguageModel(nn.Module):
                 fix="remove extend and verify from entry_points",
             )
 
-    def _answer(self, ids: torch.Tensor, call: Call, last: int) -> torch.Tensor:
+    def _answer(self, ids: Tensor, call: Call, last: int) -> Tensor:
         """Logits of the `last` columns, of all where that is 0."""
         rows = Rows(self, self._kept, call)
         reads = call.fresh or self._kept.attention  # recurrent layers are told of nothing but padding
@@ -95,14 +94,81 @@ class LanguageModel(nn.Module):
             "logits_to_keep": last,
             self._cache: rows,
         }
-        with masks_by_sequence():
+        with masks_by_sequence(), attending(rows, call) if self._in_place else contextlib.nullcontext():
             answer = self.model(**{name: value for name, value in given.items() if name in self._takes})
         rows.store()
-        logits: torch.Tensor = answer.logits[:, -last:]
+        logits: Tensor = answer.logits[:, -last:]
         return logits.argmax(-1) if self.greedy else logits
 
 
-def _to_the_right(ids: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+class LanguageModel(Decoder):
+    """`slots` rows of `length` tokens, one for each sequence, and one more row that padding points to (slot number
+    `slots`)."""
+
+    def __init__(self, model: Any, slots: int, length: int, greedy: bool = False, in_place: bool = False):
+        super().__init__(model, slots, length, 1, greedy, in_place)
+
+    def places(self, count: int) -> Tensor:
+        return torch.arange(count).flip(0)
+
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor, slots: Tensor) -> Tensor:
+        """Whole prompts: ids and mask (batch, seq), ones before zeros, and the row of the cache that each goes to
+        (batch,). Gives the logits of each prompt's last token."""
+        return self._prefill(input_ids, attention_mask, slots[:, None])
+
+    def decode(self, input_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """One token each: ids, positions and rows of the cache, all (batch,). Gives what `prefill` gives."""
+        return self._decode(input_ids, positions, slots[:, None])
+
+    def extend(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position
+        of each first token and the row (batch,). Gives what `prefill` gives."""
+        return self._extend(input_ids, attention_mask, positions, slots[:, None])
+
+    def verify(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """As `extend`, with the logits of every token, (batch, seq, vocabulary): what a draft's tokens are checked by.
+        Tokens that do not hold are overwritten by the next call at their positions."""
+        return self._verify(input_ids, attention_mask, positions, slots[:, None])
+
+
+class PagedLanguageModel(Decoder):
+    """`blocks` of `block` tokens, any of which may belong to any sequence: each call says which, in order, up to
+    `length` tokens. Padding points to block number `blocks`."""
+
+    def __init__(self, model: Any, blocks: int, block: int, length: int, greedy: bool = False, in_place: bool = False):
+        super().__init__(model, blocks, block, length // block, greedy, in_place)
+        if self.recurrent:
+            raise UnsupportedError(
+                "the model has recurrent layers, which keep one state for a sequence and no blocks",
+                where=type(model).__name__,
+                expected="model.kwargs.cache: static",
+            )
+
+    def places(self, count: int) -> Tensor:
+        return torch.arange(self.blocks).flip(0)[: count * self.columns].view(count, self.columns)
+
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor, block_table: Tensor) -> Tensor:
+        """Whole prompts: ids and mask (batch, seq), ones before zeros, and the blocks that each goes to (batch,
+        columns). Gives the logits of each prompt's last token."""
+        return self._prefill(input_ids, attention_mask, block_table)
+
+    def decode(self, input_ids: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
+        """One token each: ids and positions (batch,), and the blocks of each sequence (batch, columns). Gives what
+        `prefill` gives."""
+        return self._decode(input_ids, positions, block_table)
+
+    def extend(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
+        """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position
+        of each first token (batch,) and the blocks (batch, columns). Gives what `prefill` gives."""
+        return self._extend(input_ids, attention_mask, positions, block_table)
+
+    def verify(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
+        """As `extend`, with the logits of every token, (batch, seq, vocabulary): what a draft's tokens are checked by.
+        Tokens that do not hold are overwritten by the next call at their positions."""
+        return self._verify(input_ids, attention_mask, positions, block_table)
+
+
+def _to_the_right(ids: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of `count` tokens moved to the end of their rows, which is where recurrent layers need them and where the
     last columns are the last tokens: the ids, the position of each first column, and which columns are tokens."""
     seq = ids.shape[1]

@@ -23,8 +23,10 @@ class Task(Protocol):
     def serves(self, source: Source) -> bool:
         """Whether the checkpoint is one for this task."""
 
-    def make(self, source: Source, dtype: torch.dtype, options: Mapping[str, Any], where: str) -> torch.nn.Module:
-        """The model, in evaluation mode. Raises ModelError."""
+    def make(
+        self, source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str
+    ) -> torch.nn.Module:
+        """The model, in evaluation mode, for a kind of device. Raises ModelError."""
 
     def shown(self, source: Source) -> dict[str, object]:
         """The options that a first recipe shows, with their values."""
@@ -97,12 +99,14 @@ def task_defaults(task: Task) -> tuple[str, ...]:
     return getattr(task, "DEFAULTS", ())
 
 
-def make(path: str, task: str, dtype: str | None, folder: Path, where: str, **kwargs: object) -> torch.nn.Module:
+def make(
+    path: str, task: str, dtype: str | None, device: str, folder: Path, where: str, **kwargs: object
+) -> torch.nn.Module:
     """The model of a completed recipe, as a factory makes it: `dtype` None is the checkpoint's own."""
     source = open_source(folder / path, where)
     chosen = task_of(source, task, where)
     own = getattr(source.text_config, "dtype", None) or torch.float32
-    return chosen.make(source, dtype_of(dtype) if dtype else own, _options(chosen, kwargs, where), where)
+    return chosen.make(source, dtype_of(dtype) if dtype else own, device, _options(chosen, kwargs, where), where)
 
 
 def _options(task: Task, given: Mapping[str, object], where: str) -> dict[str, object]:

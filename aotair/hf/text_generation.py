@@ -1,6 +1,7 @@
 """The task text-generation: a decoder as `prefill`, `decode`, `extend` and `verify` over rows of a cache."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,60 +10,73 @@ import transformers
 from ..errors import ModelError
 from . import experts
 from .agree import refuse_disagreement
-from .language import LanguageModel
+from .language import Decoder, LanguageModel, PagedLanguageModel
 from .source import Source, load
 
 NAME = "text-generation"
-# slots: sequences that the cache holds; length: tokens of each, null: as many as the model knows, 1,024 at most;
-# greedy: give the likeliest token, not the logits.
-OPTIONS: Mapping[str, object] = {"slots": 8, "length": None, "greedy": False}
+# cache: `static`, a row of `length` tokens for each of `slots` sequences; or `paged`, `blocks` of `block` tokens, any
+# for any sequence (null: as many as `slots` rows have). length: null is what the model knows, 1,024 at most. greedy:
+# the likeliest token instead of the logits.
+OPTIONS: Mapping[str, object] = {
+    "cache": "static",
+    "slots": 8,
+    "length": None,
+    "block": 16,
+    "blocks": None,
+    "greedy": False,
+}
 DEFAULTS = ("prefill", "decode")
 _LENGTH = 1024
+_KINDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def serves(source: Source) -> bool:
     """Whether transformers has a decoder for the configuration, and the checkpoint is of one."""
-    known = type(source.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    named = source.config.architectures or []
-    return known and (
-        not named or any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in named)
-    )
+    named = source.config.architectures or [_KINDS[0]]
+    return type(source.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and any(n.endswith(_KINDS) for n in named)
 
 
-def make(source: Source, dtype: torch.dtype, options: Mapping[str, Any], where: str) -> LanguageModel:
-    slots, length = _sizes(source, options, where)
+def make(source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str) -> Decoder:
+    sizes = _sizes(source, options, where)
     model = load(source, transformers.AutoModelForCausalLM, dtype, where)
     experts.serve(model)
-    made = LanguageModel(model, slots, length, bool(options["greedy"])).eval()
+    greedy, in_place = bool(options["greedy"]), device == "cpu"
+    made: Decoder
+    if sizes.paged:
+        made = PagedLanguageModel(model, sizes.blocks, sizes.block, sizes.length, greedy, in_place).eval()
+    else:
+        made = LanguageModel(model, sizes.slots, sizes.length, greedy, in_place).eval()
     refuse_disagreement(made, where)
     return made
 
 
 def shown(source: Source) -> dict[str, object]:
-    slots, length = _sizes(source, OPTIONS, "aotair init")
-    return {"slots": slots, "length": length}
+    sizes = _sizes(source, OPTIONS, "aotair init")
+    return {"cache": "static", "slots": sizes.slots, "length": sizes.length}
 
 
 def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
-    slots, length = _sizes(source, options, "recipe")
-    vocabulary = source.text_config.vocab_size
-    ids = {"dtype": "int64", "range": [0, vocabulary], "pad": "any"}
-    rows = {"shape": ["batch"], "dtype": "int64", "range": [0, slots], "distinct": True, "pad": slots}
-    mask = {"shape": ["batch", "seq"], "dtype": "int64", "mask": "right", "pad": 0}
-    places = {"shape": ["batch"], "dtype": "int64", "range": [0, length], "pad": 0}
-    prompt = {"input_ids": {"shape": ["batch", "seq"], **ids}, "attention_mask": mask}
-    batches = [size for size in (1, 2, 4, 8) if size <= slots]
-    several = {"inputs": {**prompt, "positions": places, "slots": rows}, "buckets": {"batch": [1], "seq": [8]}}
+    sizes = _sizes(source, options, "recipe")
+    ids = {"dtype": "int64", "range": [0, source.text_config.vocab_size], "pad": "any"}
+    prompt = {
+        "input_ids": {"shape": ["batch", "seq"], **ids},
+        "attention_mask": {"shape": ["batch", "seq"], "dtype": "int64", "mask": "right", "pad": 0},
+    }
+    positions = {"shape": ["batch"], "dtype": "int64", "range": [0, sizes.length], "pad": 0}
+    at = {"positions": positions, **sizes.rows()}
+    batches = [size for size in (1, 2, 4, 8) if size <= sizes.slots]
+    lengths = [size for size in (32, 128, 512) if size < sizes.length] or [sizes.length]
+    several = {"inputs": {**prompt, **at}, "buckets": {"batch": [1], "seq": [min(8, sizes.length)]}}
     return {
         "entry_points": {
             "prefill": {
                 "method": "prefill",
-                "inputs": {**prompt, "slots": rows},
-                "buckets": {"batch": [1], "seq": [size for size in (32, 128, 512) if size < length] or [length]},
+                "inputs": {**prompt, **sizes.rows()},
+                "buckets": {"batch": [1], "seq": lengths},
             },
             "decode": {
                 "method": "decode",
-                "inputs": {"input_ids": {"shape": ["batch"], **ids}, "positions": places, "slots": rows},
+                "inputs": {"input_ids": {"shape": ["batch"], **ids}, **at},
                 "buckets": {"batch": batches},
             },
             "extend": {"method": "extend", **several},
@@ -71,11 +85,41 @@ def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sizes(source: Source, options: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """Slots and length; raises ModelError where they are none."""
+@dataclass(frozen=True)
+class _Sizes:
+    """Of the cache; `slots`: sequences that it holds at their full `length`."""
+
+    paged: bool
+    slots: int
+    length: int
+    block: int
+    blocks: int
+
+    def rows(self) -> dict[str, Any]:
+        """The input that says where sequences lie: all apart where the proof writes to them."""
+        if self.paged:
+            shape = ["batch", self.length // self.block]
+            return {"block_table": {"shape": shape, **_numbers(self.blocks)}}
+        return {"slots": {"shape": ["batch"], **_numbers(self.slots)}}
+
+
+def _numbers(count: int) -> dict[str, Any]:
+    return {"dtype": "int64", "range": [0, count], "distinct": True, "pad": count}
+
+
+def _sizes(source: Source, options: Mapping[str, Any], where: str) -> _Sizes:
+    """The sizes that the options say; raises ModelError where they are none."""
     known = getattr(source.text_config, "max_position_embeddings", None)
+    if options["cache"] not in ("static", "paged"):
+        raise ModelError(
+            "model.kwargs.cache: not possible", where=where, expected="static or paged", got=repr(options["cache"])
+        )
     length = options["length"] if options["length"] is not None else min(known or _LENGTH, _LENGTH)
-    for name, value, most in (("slots", options["slots"], 1 << 16), ("length", length, known or 1 << 24)):
+    limits = {"slots": (options["slots"], 1 << 16), "length": (length, known or 1 << 24)}
+    paged, blocks = options["cache"] == "paged", options["blocks"]
+    limits |= {"block": (options["block"], length)} if paged else {}
+    limits |= {"blocks": (blocks, 1 << 24)} if paged and blocks is not None else {}
+    for name, (value, most) in limits.items():
         if type(value) is not int or not 1 <= value <= most:
             raise ModelError(
                 f"model.kwargs.{name}: not possible",
@@ -83,4 +127,26 @@ def _sizes(source: Source, options: Mapping[str, Any], where: str) -> tuple[int,
                 expected=f"a number from 1 to {most}",
                 got=repr(value),
             )
-    return int(options["slots"]), int(length)
+    if not paged:
+        return _Sizes(False, options["slots"], length, length, options["slots"])
+    return _paged_sizes(options["slots"], length, options["block"], blocks, where)
+
+
+def _paged_sizes(slots: int, length: int, block: int, blocks: int | None, where: str) -> _Sizes:
+    if length % block:
+        raise ModelError(
+            "model.kwargs.block: not possible",
+            where=where,
+            expected=f"a number that divides length, {length}",
+            got=str(block),
+        )
+    columns = length // block
+    blocks = slots * columns if blocks is None else blocks
+    if blocks < columns:
+        raise ModelError(
+            "model.kwargs.blocks: not possible",
+            where=where,
+            expected=f"{columns} at least: one sequence",
+            got=str(blocks),
+        )
+    return _Sizes(True, min(slots, blocks // columns), length, block, blocks)

@@ -95,7 +95,9 @@ def _factory(recipe: Recipe) -> Callable[..., object]:
         assert part.factory is not None, "refused by check_recipe"
         return import_callable(part.factory, recipe.folder, recipe.where, "model.factory")
     make = import_callable("aotair.hf.tasks:make", recipe.folder, recipe.where, "model.pretrained")
-    return functools.partial(make, part.pretrained, part.task, part.dtype, recipe.folder, recipe.where)
+    return functools.partial(
+        make, part.pretrained, part.task, part.dtype, recipe.target.device, recipe.folder, recipe.where
+    )
 
 
 def _companions(recipe: Recipe) -> Callable[[Path], object] | None:

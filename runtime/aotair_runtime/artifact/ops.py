@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..devices import grouped as _grouped  # noqa: F401 (defines the op of air that every node has)
+from ..devices import attention as _attention  # noqa: F401 (each defines an op of air that every node has)
+from ..devices import grouped as _grouped  # noqa: F401
 from ..errors import NamespaceError, RequirementError
 from ..format.schema import Op
 

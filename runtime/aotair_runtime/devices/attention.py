@@ -1,0 +1,140 @@
+"""`torch.ops.air.paged_attention`: queries meet the keys and values of a cache where these lie, on the CPU.
+
+How many tokens a sequence has is a number of the call, read by the kernel: what lies behind them is not read, and rows
+that lie one after the other are not copied.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+_SCHEMA = "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor mask, Tensor lengths, float scale"
+_library = torch.library.Library("air", "FRAGMENT")
+
+
+def paged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
+    """Scaled dot product attention over `softmax(scale · q kᵀ) v`, in which each sequence has blocks of a cache.
+
+    query: (batch, heads, tokens, width); keys, values: (blocks * block, groups * width), a row for each token, of the
+    dtype of query, where `heads` is a multiple of `groups`; table: (batch, columns) integers, the blocks of each
+    sequence, one after the other; mask: bool (batch, 1, tokens, columns * block), what each query sees, at least one
+    token, and none from `lengths` (batch,) on. Returns (batch, heads, tokens, width of values). Raises ValueError where
+    the arguments do not fit each other, IndexError where a block does not exist.
+    """
+    return _into(query.new_empty(_size(query, keys, values, table, mask, lengths)), query, keys, values, table, mask,
+                 lengths, scale)  # fmt: skip
+
+
+def _paged_attention_out(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    scale: float,
+    *,
+    out: Tensor,
+) -> Tensor:
+    size = _size(query, keys, values, table, mask, lengths)
+    if tuple(out.shape) != size or out.dtype != query.dtype:
+        raise ValueError(f"paged_attention makes {query.dtype} {list(size)}, and out is {out.dtype} {list(out.shape)}")
+    return _into(out, query, keys, values, table, mask, lengths, scale)
+
+
+def _into(
+    out: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    heads, tokens, width = query.shape[1:]
+    groups, block = keys.shape[1] // width, mask.shape[3] // table.shape[1]
+    share = heads // groups
+    caches = keys.view(-1, block, groups, width), values.view(-1, block, groups, values.shape[1] // groups)
+    for number, (blocks, said) in enumerate(zip(table.tolist(), lengths.tolist())):
+        length = min(max(said, 1), mask.shape[3])
+        own = [_rows(cache, blocks[: -(-length // block)], length) for cache in caches]
+        # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
+        asked = query[number].reshape(1, groups, share * tokens, width)
+        seen = mask[number : number + 1, :, :, :length].repeat(1, 1, share, 1)
+        found = scaled_dot_product_attention(asked, own[0], own[1], attn_mask=seen, scale=scale)
+        out[number].copy_(found.view(heads, tokens, -1))
+    return out
+
+
+def _rows(cache: Tensor, blocks: list[int], length: int) -> Tensor:
+    """The first `length` rows of those blocks (blocks, block, groups, width), as (1, groups, length, width)."""
+    if len(blocks) == 1:
+        rows = cache[_within(blocks[0], cache)]
+    else:
+        chosen = torch.tensor([_within(block, cache) for block in blocks])
+        rows = cache.flatten(1).index_select(0, chosen).view(-1, *cache.shape[2:])
+    return rows[:length].transpose(0, 1).unsqueeze(0)
+
+
+def _within(block: int, cache: Tensor) -> int:
+    if not 0 <= block < cache.shape[0]:
+        raise IndexError(f"paged_attention: block {block} of {cache.shape[0]}")
+    return block
+
+
+def _size(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor
+) -> tuple[int, int, int, int]:
+    """The shape of the result; raises ValueError where the arguments do not fit each other."""
+    fits = (query.dim(), keys.dim(), values.dim(), table.dim(), mask.dim(), lengths.dim()) == (4, 2, 2, 2, 4, 1)
+    if fits:
+        batch, heads, tokens, width = query.shape
+        groups = keys.shape[1] // width if width else 0
+        fits = groups > 0 and keys.shape[1] == groups * width and heads % groups == 0 and values.shape[1] % groups == 0
+        fits = fits and keys.shape[0] == values.shape[0] and keys.dtype == values.dtype == query.dtype
+        fits = fits and table.shape[0] == lengths.shape[0] == mask.shape[0] == batch and table.shape[1] > 0
+        fits = fits and tuple(mask.shape[1:3]) == (1, tokens) and mask.dtype == torch.bool
+        fits = fits and mask.shape[3] > 0 and mask.shape[3] % table.shape[1] == 0
+        fits = fits and keys.shape[0] % (mask.shape[3] // table.shape[1]) == 0
+        fits = fits and not any(one.is_floating_point() for one in (table, lengths))
+    if not fits:
+        given = ", ".join(f"{one.dtype} {list(one.shape)}" for one in (query, keys, values, table, mask, lengths))
+        raise ValueError(
+            "paged_attention takes a query (batch, heads, tokens, width), keys and values (rows, groups * width), a "
+            f"table (batch, columns), a mask (batch, 1, tokens, columns * block) and lengths (batch,): {given}"
+        )
+    return batch, heads, tokens, values.shape[1] // groups
+
+
+def _shape(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
+    return query.new_empty(_size(query, keys, values, table, mask, lengths))
+
+
+def _shape_out(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    scale: float,
+    *,
+    out: Tensor,
+) -> Tensor:
+    return out
+
+
+_library.define(f"paged_attention{_SCHEMA}) -> Tensor")
+_library.define(f"paged_attention.out{_SCHEMA}, *, Tensor(a!) out) -> Tensor(a!)")
+for _name, _kernel, _meta in (
+    ("paged_attention", paged_attention, _shape),
+    ("paged_attention.out", _paged_attention_out, _shape_out),
+):
+    _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _meta, "Meta")
+OP = torch.ops.air.paged_attention.default
