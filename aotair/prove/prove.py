@@ -237,13 +237,15 @@ class _Prover:
         items = self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))
         kinds = {n: poisons(item) for n, item in items.items() if item.pad == "any"}
         neutral: dict[tuple[tuple[int, ...], int], tuple[Run, Run]] = {}
-        turns = self._turns(number, bucket, max(map(len, kinds.values()), default=1))
+        turns = list(self._turns(number, bucket, max(map(len, kinds.values()), default=1)))
         for turn, (sizes, tilt) in enumerate(turns):
             by_dim = dict(zip(self._job.dims(), sizes, strict=True))
             real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
             if (sizes, tilt) not in neutral:
                 neutral[sizes, tilt] = self._unpadded(real, number)
             want, plain = neutral[sizes, tilt]
+            if (sizes, tilt) not in turns[turn + 1 :]:
+                del neutral[sizes, tilt]  # each holds all states
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             yield self._padding_proof(want, plain, self._fill(real, bucket, chosen, turn), sizes, number, chosen, words)
 
