@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..format.packed import NEEDED
-from . import forms, int4, onednn
+from . import forms, int4, onednn, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 
@@ -70,7 +70,7 @@ class CPU:
         return tuple(constants)
 
     def copies(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.clone() for tensor in tensors)
+        return zeros.copies(tensors)
 
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
         if not forms.packs(self.kind, op, weight.dtype):
