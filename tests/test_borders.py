@@ -21,7 +21,7 @@ ORDER = {
     BUILDER: [
         "errors", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes", "lower",
         "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse", "tools",
-        "hf", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
+        "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",
