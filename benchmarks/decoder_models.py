@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import transformers as tf
 
 C: dict[str, Any] = {
@@ -125,3 +126,16 @@ DECODERS = {
     "deepseek_v2": lambda: config("DeepseekV2Config", **LATENT, **ROUTED, n_routed_experts=4),
     "deepseek_v3": lambda: config("DeepseekV3Config", **LATENT, **ROUTED, n_routed_experts=4, n_group=2, topk_group=1),
 }
+
+
+def seeded(config: Any, seed: int = 0, kind: Any = tf.AutoModelForCausalLM) -> Any:
+    """A model in float32 with weights wide enough that its tokens vary, and that layers matter."""
+    torch.manual_seed(seed)
+    model = kind.from_config(config).eval().float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() < 2 and "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+            elif weight.dim() >= 2:
+                weight.mul_(3)
+    return model

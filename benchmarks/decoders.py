@@ -3,9 +3,10 @@
 Each is written to disk as the hub lays it out, with seeded weights, and built from a recipe that names nothing but the
 directory. Eight prompts of mixed length get 64 tokens each, greedy, in float32, as one batch through `prefill` and
 `decode`. A disagreement says by how much the two best logits differ there: where rounding decides, that is nothing.
-`--only NAME` takes one; `--device npu` runs the artifacts on the simulated NPU.
+`--only NAME` takes one; `--device npu`, in a process with the simulated NPU (`tests/simnpu/run.py`), runs them there.
 """
 
+import importlib.util
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from aotair_runtime.errors import AotairError
 from examples.generate import generate, some_prompts
 
 from .common import Row, options, report
-from .decoder_models import DECODERS
+from .decoder_models import DECODERS, seeded
 
 LENGTHS = (3, 17, 5, 30, 12, 24, 8, 1)
 TOKENS = 64
@@ -32,10 +33,22 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*DECODERS], help="this decoder")
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"])
     given = parser.parse_args()
+    if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: see tests/simnpu/run.py
+        _install_simulated()
     tf.utils.logging.set_verbosity_error()
     tf.utils.logging.disable_progress_bar()
     rows = [row for name in given.only or DECODERS for row in _one(name, given.device)]
     report(rows, given.json)
+
+
+def _install_simulated() -> None:
+    import simnpu
+
+    from aotair.ops import npu
+
+    simnpu.install()
+    for op in npu.OPS:
+        simnpu.register(f"npu::{op.name}", op.kernel)
 
 
 def _one(name: str, device: str) -> Iterator[Row]:
@@ -61,19 +74,6 @@ def _one(name: str, device: str) -> Iterator[Row]:
     row = Row(f"{name}: wrong tokens of {TOKENS * len(prompts)}", 0, wrong, "", f"built in {seconds:.0f} s")
     print(f"{row.what}: {wrong}, {row.peer}", flush=True)
     yield row
-
-
-def seeded(config: Any) -> Any:
-    """A model with weights wide enough that its tokens vary."""
-    torch.manual_seed(0)
-    model = tf.AutoModelForCausalLM.from_config(config).eval().float()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() < 2 and "norm" in name:
-                weight.add_(torch.randn_like(weight) * 0.1)
-            elif weight.dim() >= 2:
-                weight.mul_(3)
-    return model
 
 
 def _theirs(model: Any, prompt: list[int]) -> list[int]:

@@ -7,11 +7,14 @@ import tokenizers
 import torch
 import transformers as tf
 
+from benchmarks.decoder_models import seeded
+
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 VOCABULARY = 300
+__all__ = ["CHAT", "VOCABULARY", "bytewise", "generated", "llama", "seeded", "write_checkpoint"]
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -26,19 +29,6 @@ _SIZES = {
 
 def llama(**changes: Any) -> tf.PretrainedConfig:
     return tf.LlamaConfig(**{**_SIZES, **changes})
-
-
-def seeded(config: tf.PretrainedConfig, seed: int = 0, kind: Any = tf.AutoModelForCausalLM) -> torch.nn.Module:
-    """A model whose weights are wide enough that layers matter."""
-    torch.manual_seed(seed)
-    model = kind.from_config(config).eval().float()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() < 2 and "norm" in name:
-                weight.add_(torch.randn_like(weight) * 0.1)
-            elif weight.dim() >= 2:
-                weight.mul_(3)
-    return model
 
 
 def write_checkpoint(folder: Path, model: torch.nn.Module, tokenizer: bool = True, **options: Any) -> Path:

@@ -96,15 +96,13 @@ class _Sizes:
     blocks: int
 
     def rows(self) -> dict[str, Any]:
-        """The input that says where sequences lie: all apart where the proof writes to them."""
+        """The input that says where sequences lie. Rows are apart; blocks may be fewer than all sequences could have,
+        and sequences may share those that both only read."""
         if self.paged:
             shape = ["batch", self.length // self.block]
-            return {"block_table": {"shape": shape, **_numbers(self.blocks)}}
-        return {"slots": {"shape": ["batch"], **_numbers(self.slots)}}
-
-
-def _numbers(count: int) -> dict[str, Any]:
-    return {"dtype": "int64", "range": [0, count], "distinct": True, "pad": count}
+            return {"block_table": {"shape": shape, "dtype": "int64", "range": [0, self.blocks], "pad": self.blocks}}
+        slots = {"shape": ["batch"], "dtype": "int64", "range": [0, self.slots], "distinct": True, "pad": self.slots}
+        return {"slots": slots}
 
 
 def _sizes(source: Source, options: Mapping[str, Any], where: str) -> _Sizes:
@@ -149,4 +147,4 @@ def _paged_sizes(slots: int, length: int, block: int, blocks: int | None, where:
             expected=f"{columns} at least: one sequence",
             got=str(blocks),
         )
-    return _Sizes(True, min(slots, blocks // columns), length, block, blocks)
+    return _Sizes(True, slots, length, block, blocks)

@@ -89,10 +89,11 @@ def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_pa
 
 
 def test_a_paged_cache_serves_sequences_from_any_blocks(checkpoint: Path, tmp_path: Path):
-    model = {"pretrained": str(checkpoint), "kwargs": {"cache": "paged", "slots": 4, "length": 32, "block": 8}}
-    buckets = {"prefill": {"buckets": {"batch": [2], "seq": [16]}}, "decode": {"buckets": {"batch": [1, 2]}}}
+    options = {"cache": "paged", "length": 64, "block": 8, "blocks": 16}  # two whole sequences, and batches of two
+    model = {"pretrained": str(checkpoint), "kwargs": options}
+    buckets = {"prefill": {"buckets": {"batch": [2], "seq": [16]}}, "decode": {"buckets": {"batch": [1, 2, 4]}}}
     original = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
-    table = torch.tensor([[7, 0, 13, 2], [1, 15, 4, 9]])
+    table = torch.tensor([[7, 0, 13, 2, 16, 16, 16, 16], [1, 15, 4, 9, 16, 16, 16, 16]])
     with aotair.load(
         aotair.build({"name": "paged", "model": model, "entry_points": buckets}, tmp_path / "paged"),
         enable_output_clone=True,

@@ -4,6 +4,8 @@ How many tokens a sequence has is a number of the call, read by the kernel: what
 that lie one after the other are not copied.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,25 +25,16 @@ def paged_attention(
     token, and none from `lengths` (batch,) on. Returns (batch, heads, tokens, width of values). Raises ValueError where
     the arguments do not fit each other, IndexError where a block does not exist.
     """
-    return _into(query.new_empty(_size(query, keys, values, table, mask, lengths)), query, keys, values, table, mask,
-                 lengths, scale)  # fmt: skip
+    given = (query, keys, values, table, mask, lengths)
+    return _into(query.new_empty(_size(*given)), *given, scale)
 
 
-def _paged_attention_out(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    scale: float,
-    *,
-    out: Tensor,
-) -> Tensor:
-    size = _size(query, keys, values, table, mask, lengths)
-    if tuple(out.shape) != size or out.dtype != query.dtype:
-        raise ValueError(f"paged_attention makes {query.dtype} {list(size)}, and out is {out.dtype} {list(out.shape)}")
-    return _into(out, query, keys, values, table, mask, lengths, scale)
+def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
+    """The same into `out`, which has its shape and dtype."""
+    size, kind = _size(*given[:-1]), given[0].dtype
+    if tuple(out.shape) != size or out.dtype != kind:
+        raise ValueError(f"paged_attention makes {kind} {list(size)}, and out is {out.dtype} {list(out.shape)}")
+    return _into(out, *given)
 
 
 def _into(
@@ -109,23 +102,12 @@ def _size(
     return batch, heads, tokens, values.shape[1] // groups
 
 
-def _shape(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor, scale: float
-) -> Tensor:
-    return query.new_empty(_size(query, keys, values, table, mask, lengths))
+def _shape(*given: Any) -> Tensor:
+    query: Tensor = given[0]
+    return query.new_empty(_size(*given[:-1]))
 
 
-def _shape_out(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    scale: float,
-    *,
-    out: Tensor,
-) -> Tensor:
+def _shape_out(*given: Any, out: Tensor) -> Tensor:
     return out
 
 
