@@ -230,6 +230,19 @@ def quietly() -> Iterator[None]:
             log.enable_progress_bar()
 
 
+def tokenizer(source: Source, where: str) -> Any:
+    """transformers' tokenizer of a checkpoint. Raises ModelError."""
+    try:
+        with quietly():
+            return transformers.AutoTokenizer.from_pretrained(**source.place())
+    except Exception as error:
+        raise ModelError(
+            f"model.pretrained: its tokenizer cannot be read: {type(error).__name__}: {_first_line(error)}",
+            where=where,
+            got=str(source.path),
+        ) from error
+
+
 def write_companions(source: Source, into: Path) -> None:
     """Copy what belongs to the model beside its weights; of a GGUF file, which holds it too, what transformers reads
     of it."""
@@ -238,6 +251,5 @@ def write_companions(source: Source, into: Path) -> None:
             if file.is_file():
                 shutil.copyfile(file, into / file.name)
         return
-    with quietly():
-        transformers.AutoTokenizer.from_pretrained(**source.place()).save_pretrained(into)
+    tokenizer(source, "model.pretrained").save_pretrained(into)
     (into / "config.json").write_text(source.config.to_json_string(), encoding="utf-8")

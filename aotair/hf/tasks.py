@@ -11,7 +11,7 @@ from aotair_runtime.format.torch_names import dtype as dtype_of
 
 from ..errors import ModelError, RecipeError
 from . import feature_extraction, text_generation
-from .source import Source, open_source, write_companions
+from .source import Source, open_source, tokenizer, write_companions
 
 
 class Task(Protocol):
@@ -105,6 +105,8 @@ def make(
     """The model of a completed recipe, as a factory makes it: `dtype` None is the checkpoint's own."""
     source = open_source(folder / path, where)
     chosen = task_of(source, task, where)
+    if source.is_gguf:
+        tokenizer(source, where)  # it travels with the model: where it cannot be read, that is known before a build
     own = getattr(source.text_config, "dtype", None) or torch.float32
     return chosen.make(source, dtype_of(dtype) if dtype else own, device, _options(chosen, kwargs, where), where)
 
