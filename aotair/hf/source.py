@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from aotair_runtime.artifact.checkpoint import open_checkpoint, some
+from aotair_runtime.artifact.checkpoint import open_checkpoint
+from aotair_runtime.artifact.listed import listed
 from aotair_runtime.errors import WeightsError
 
 from ..errors import ModelError
@@ -204,8 +205,8 @@ def _refuse_unfit(report: Mapping[str, Any], kind: str, source: Source, where: s
         raise ModelError(
             f"model.pretrained: the weights are not those of {kind}, which config.json asks for",
             where=where,
-            expected=f"every weight; missing: {some(missing)}; of another shape: {some(other)}",
-            got=f"{source.path}, with weights that the model does not have: {some(unknown)}",
+            expected=f"every weight; missing: {listed(missing)}; of another shape: {listed(other)}",
+            got=f"{source.path}, with weights that the model does not have: {listed(unknown)}",
             fix="copy config.json and the weights from the same checkpoint",
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from aotair_runtime.artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from aotair_runtime.artifact.listed import listed, listed_by_file
 from aotair_runtime.artifact.renamed import Naming, renamed
 from aotair_runtime.errors import AotairError, WeightsError
 from aotair_runtime.format.torch_names import dtype
@@ -132,7 +133,7 @@ def _load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
         raise ModelError(
             "model.weights: the names do not match the model's",
             where=str(checkpoint.path),
-            expected=f"every parameter and buffer; missing: {some(lacking)}",
+            expected=f"every parameter and buffer; missing: {listed(lacking)}",
             got=f"names the model does not have: {_with_files(unexpected, checkpoint)}",
         )
 
@@ -167,8 +168,7 @@ def _text(kind: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def _with_files(names: Sequence[str], checkpoint: Checkpoint) -> str:
-    found = checkpoint.tensors
-    return some([f"{name} (in {found[name].file.name})" if name in found else name for name in names])
+    return listed_by_file(names, {name: checkpoint.tensors[name].file.name for name in names})
 
 
 def _check_inputs(model: torch.nn.Module, job: EntryJob) -> None:

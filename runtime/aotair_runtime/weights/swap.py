@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from ..artifact.listed import listed, listed_by_file
 from ..artifact.open import Artifact, read_golden, read_program, with_weights
 from ..artifact.quantisation import quantisation_of
 from ..artifact.renamed import Naming, renamed
@@ -198,12 +199,12 @@ def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int,
         chosen[number] = [name for names in found for name in names]
     unknown = [name for name in checkpoint.tensors if name not in known]
     if missing or (strict and unknown):
-        got = [f"{name} (in {checkpoint.tensors[name].file.name})" for name in unknown] if strict else []
+        files = {name: checkpoint.tensors[name].file.name for name in unknown}
         raise WeightsError(
             "the names do not match the model's",
             where=str(checkpoint.path),
-            expected=f"every weight of the model; missing: {some(missing)}",
-            got=f"names the model does not have: {some(got)}",
+            expected=f"every weight of the model; missing: {listed(missing)}",
+            got=f"names the model does not have: {listed_by_file(unknown if strict else [], files)}",
             fix="" if missing else "strict=False leaves them out",
         )
     return chosen
