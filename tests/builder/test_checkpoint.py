@@ -103,7 +103,7 @@ def test_names_and_shapes_that_do_not_fit_are_listed_with_their_shards(tmp_path:
     with pytest.raises(ModelError, match=r"missing: qkv.weight, qkv.bias, norm.weight, .*, up.weight, up.bias, down.weight, down.bias"):
         model_of("encoder", sharded(tmp_path / "a", few))
     more = tensors | {f"z{n}": torch.ones(1) for n in range(7)}
-    with pytest.raises(ModelError, match=r"z0 \(in model-\d+-of-\d+.safetensors\).* and 2 more"):
+    with pytest.raises(ModelError, match=r"z0, z1 \(in model-\d+-of-\d+.safetensors\); .*z6 \(in"):
         model_of("encoder", sharded(tmp_path / "b", more))
     wrong = tensors | {"words.weight": torch.ones(50, 17), "norm.bias": torch.ones(1)}
     with pytest.raises(ModelError, match=r"(?s)words.weight is float32\[50, 17\] in model-.*, not float32\[50, 16\]"):
