@@ -18,7 +18,7 @@ class Generator:
             if name not in model.entry_points:
                 raise AotairError(
                     "the artifact generates no text",
-                    where=str(model.artifact),
+                    where=model.program.name,
                     expected="the entry points prefill and decode",
                     got=", ".join(model.entry_points),
                 )
@@ -26,9 +26,19 @@ class Generator:
         prefill, decode = (model.entry_points[name].spec for name in ("prefill", "decode"))
         seq = [dim.name for dim in prefill.dims].index("seq")
         self._widest = max(bucket.sizes[seq] for bucket in prefill.buckets)
-        positions = next(spec for spec in decode.inputs if spec.name == "positions")
-        assert positions.value_range is not None, "the task gives positions a range"
-        self.length = int(positions.value_range[1])
+        inputs = {spec.name: spec for spec in decode.inputs}
+        if "positions" not in inputs or inputs["positions"].value_range is None or len(inputs) != 3:
+            raise AotairError(
+                "decode has other inputs than the task text-generation gives it",
+                where=model.program.name,
+                expected="input_ids, positions, and slots or block_table",
+                got=", ".join(inputs),
+            )
+        self.length = int(inputs["positions"].value_range[1])
+        place = decode.inputs[-1]
+        columns = place.shape[1] if place.name == "block_table" else None
+        # The first row of the cache, or its first blocks.
+        self._place = torch.tensor([_SLOT]) if not isinstance(columns, int) else torch.arange(columns)[None]
 
     def tokens(
         self, prompt: Sequence[int], choose: Callable[[torch.Tensor], int], ends: frozenset[int], most: int
@@ -43,7 +53,7 @@ class Generator:
             )
         first, rest = prompt[: self._widest], prompt[self._widest :]
         ids = torch.tensor([list(first)])
-        answer = self._call("prefill", ids, torch.ones_like(ids), torch.tensor([_SLOT]))
+        answer = self._call("prefill", ids, torch.ones_like(ids), self._place)
         place = len(first)
         for token in rest:
             answer = self._next(token, place)
@@ -59,7 +69,7 @@ class Generator:
             place += 1
 
     def _next(self, token: int, place: int) -> torch.Tensor:
-        return self._call("decode", torch.tensor([token]), torch.tensor([place]), torch.tensor([_SLOT]))
+        return self._call("decode", torch.tensor([token]), torch.tensor([place]), self._place)
 
     def _call(self, entry: str, *inputs: torch.Tensor) -> torch.Tensor:
         """The logits of the one sequence, (vocabulary,)."""

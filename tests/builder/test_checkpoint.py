@@ -100,7 +100,9 @@ def test_a_checkpoint_is_rounded_once_to_the_models_dtype(tmp_path: Path):
 def test_names_and_shapes_that_do_not_fit_are_listed_with_their_shards(tmp_path: Path):
     tensors = state("encoder")
     few = {name: tensor for name, tensor in tensors.items() if not name.startswith(("qkv", "up", "down", "norm"))}
-    with pytest.raises(ModelError, match=r"missing: qkv.weight, qkv.bias, norm.weight, .*, up.weight, up.bias, down.weight, down.bias"):
+    with pytest.raises(
+        ModelError, match=r"missing: qkv.weight, qkv.bias, norm.weight, .*, up.weight, up.bias, down.weight, down.bias"
+    ):
         model_of("encoder", sharded(tmp_path / "a", few))
     more = tensors | {f"z{n}": torch.ones(1) for n in range(7)}
     with pytest.raises(ModelError, match=r"z0, z1 \(in model-\d+-of-\d+.safetensors\); .*z6 \(in"):

@@ -13,6 +13,8 @@ import yaml
 from click.testing import CliRunner
 
 import aotair
+from aotair.chat.generate import Generator
+from aotair.chat.sampling import Sampler, Sampling
 from aotair.cli import main
 from aotair.errors import ModelError, RecipeError
 from aotair.hf.scaffold import recipe_of
@@ -109,8 +111,9 @@ def test_a_paged_cache_serves_sequences_from_any_blocks(checkpoint: Path, tmp_pa
             found.append(tokens)
             positions = torch.tensor([len(prompt) + step for prompt in PROMPTS])
             tokens = served.decode(tokens, positions, table).argmax(-1)
+        alone = list(Generator(served).tokens(PROMPTS[1], Sampler(Sampling()), frozenset(), 20))
     want = [checkpoints.generated(original, prompt, 20) for prompt in PROMPTS]
-    assert torch.stack(found, 1).tolist() == want
+    assert torch.stack(found, 1).tolist() == want and alone == want[1]
 
 
 # ---- what a recipe says wrongly ------------------------------------------------------------------------------------
