@@ -58,6 +58,16 @@ def test_the_likeliest_tokens_are_those_of_transformers(served: aotair.Model, ch
         assert list(generator.tokens(prompt, greedy, frozenset(), 10)) == want
 
 
+def test_an_artifact_that_gives_tokens_instead_of_logits_is_never_drawn_from(checkpoint: Path, tmp_path: Path):
+    model = {"pretrained": str(checkpoint), "kwargs": {"slots": 1, "length": 32, "greedy": True}}
+    buckets = {"prefill": {"buckets": {"batch": [1], "seq": [8]}}, "decode": {"buckets": {"batch": [1]}}}
+    path = aotair.build({"name": "greedy", "model": model, "entry_points": buckets}, tmp_path / "out")
+    want = checkpoints.generated(tf.AutoModelForCausalLM.from_pretrained(checkpoint), [5, 9], 10)
+    with aotair.load(path, enable_output_clone=True) as greedy:
+        for sampling in (Sampling(), Sampling(temperature=2.0, top_p=0.9, top_k=50, seed=1)):
+            assert list(Generator(greedy).tokens([5, 9], Sampler(sampling), frozenset(), 10)) == want
+
+
 def test_generation_ends_at_an_end_token_and_at_the_end_of_the_row(served: aotair.Model):
     generator, greedy = Generator(served), Sampler(Sampling())
     free = list(generator.tokens([5, 9], greedy, frozenset(), 1000))
