@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aotair
+from aotair.chat import tokenizer as chat_tokenizer
 from aotair.chat.conversation import Conversation
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling, likely
@@ -147,6 +148,21 @@ def test_a_message_is_answered_alone(artifact: Path):
 def test_an_artifact_without_a_tokenizer_is_refused(built, tmp_path: Path):
     run = CliRunner().invoke(main, ["chat", str(built("encoder"))], input="Hello\n")
     assert run.exit_code == 1 and "the artifact has no tokenizer" in run.output
+
+
+def test_a_template_means_what_it_means_in_transformers(served, checkpoint: Path, monkeypatch, tmp_path: Path):
+    template = (
+        "{%- for message in messages %}\n<{{ message.role }}>\n  {%- generation -%}\n {{ message.content | tojson }} \n"
+        "  {% endgeneration %}\n{{ message | tojson(indent=1) }}\n{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "<é> 'a' & \"b\""}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(chat_tokenizer, "companions", lambda _: ["tokenizer.json", "chat_template.jinja"])
+    places = {"tokenizer.json": checkpoint, "chat_template.jinja": tmp_path}
+    monkeypatch.setattr(chat_tokenizer, "companion", lambda _path, _program, name: places[name] / name)
+    theirs = tf.AutoTokenizer.from_pretrained(checkpoint)
+    want = theirs.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
+    assert Tokenizer(checkpoint, served.program)._rendered(messages) == want
 
 
 def test_a_template_cannot_leave_its_sandbox(checkpoint: Path, tmp_path: Path):
