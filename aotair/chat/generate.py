@@ -75,6 +75,8 @@ class Generator:
         """The logits of the one sequence, (vocabulary,)."""
         device = self._model.device
         answer: torch.Tensor = self._model.entry_points[entry](*(tensor.to(device) for tensor in inputs))[0]
-        if answer.dim() == 0:  # greedy: the token itself
-            return torch.nn.functional.one_hot(answer, int(answer) + 1).to(torch.float32)
+        if answer.dim() == 0:  # greedy: the token itself, and no other may be drawn
+            scores = torch.full((int(answer) + 1,), -torch.inf)
+            scores[-1] = 0
+            return scores
         return answer

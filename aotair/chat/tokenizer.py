@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from .sampling import Sampling
 
 Message = dict[str, str]  # role: system, user or assistant; content
 _NEEDED = "tokenizer.json"
+# They say for a training which part of the text is the assistant's, and write nothing.
+_MARKS = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 class Tokenizer:
@@ -120,10 +123,11 @@ class Tokenizer:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
+        environment.filters["tojson"] = _json_text
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
-            return environment.from_string(text)
+            return environment.from_string(_MARKS.sub(_as_condition, text))
         except jinja2.TemplateError as error:
             raise AotairError(f"the chat template cannot be read: {error}", where=str(self._path)) from error
 
@@ -136,6 +140,16 @@ class Tokenizer:
         found = self._tokens.token_to_id(text) if isinstance(text, str) else None
         if found is not None:
             yield found
+
+
+def _as_condition(mark: re.Match[str]) -> str:
+    """A block that jinja knows, with the same effect on the spaces around it."""
+    return f"{{%{mark[1]} {'endif' if mark[2] else 'if true'} {mark[3]}%}}"
+
+
+def _json_text(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+    """As transformers' templates have it: jinja's own would escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _refuse(text: str) -> None:

@@ -31,7 +31,10 @@ _KINDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def serves(source: Source) -> bool:
-    """Whether transformers has a decoder for the configuration, and the checkpoint is of one."""
+    """Whether transformers has a decoder for the configuration, and the checkpoint is of one: not of an encoder and a
+    decoder, of which it would take the half."""
+    if getattr(source.config, "is_encoder_decoder", False):
+        return False
     named = source.config.architectures or [_KINDS[0]]
     return type(source.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and any(n.endswith(_KINDS) for n in named)
 
@@ -108,6 +111,7 @@ class _Sizes:
 def _sizes(source: Source, options: Mapping[str, Any], where: str) -> _Sizes:
     """The sizes that the options say; raises ModelError where they are none."""
     known = getattr(source.text_config, "max_position_embeddings", None)
+    known = known if known and known > 0 else None  # XLNet says -1: any
     if options["cache"] not in ("static", "paged"):
         raise ModelError(
             "model.kwargs.cache: not possible", where=where, expected="static or paged", got=repr(options["cache"])

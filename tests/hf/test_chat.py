@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aotair
+from aotair.chat import tokenizer as chat_tokenizer
 from aotair.chat.conversation import Conversation
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling, likely
@@ -56,6 +57,16 @@ def test_the_likeliest_tokens_are_those_of_transformers(served: aotair.Model, ch
     for prompt in ([7], list(range(3, 40)), [5, 6]):  # the second one is longer than the largest bucket of 32
         want = checkpoints.generated(model, prompt, 10)
         assert list(generator.tokens(prompt, greedy, frozenset(), 10)) == want
+
+
+def test_an_artifact_that_gives_tokens_instead_of_logits_is_never_drawn_from(checkpoint: Path, tmp_path: Path):
+    model = {"pretrained": str(checkpoint), "kwargs": {"slots": 1, "length": 32, "greedy": True}}
+    buckets = {"prefill": {"buckets": {"batch": [1], "seq": [8]}}, "decode": {"buckets": {"batch": [1]}}}
+    path = aotair.build({"name": "greedy", "model": model, "entry_points": buckets}, tmp_path / "out")
+    want = checkpoints.generated(tf.AutoModelForCausalLM.from_pretrained(checkpoint), [5, 9], 10)
+    with aotair.load(path, enable_output_clone=True) as greedy:
+        for sampling in (Sampling(), Sampling(temperature=2.0, top_p=0.9, top_k=50, seed=1)):
+            assert list(Generator(greedy).tokens([5, 9], Sampler(sampling), frozenset(), 10)) == want
 
 
 def test_generation_ends_at_an_end_token_and_at_the_end_of_the_row(served: aotair.Model):
@@ -137,6 +148,21 @@ def test_a_message_is_answered_alone(artifact: Path):
 def test_an_artifact_without_a_tokenizer_is_refused(built, tmp_path: Path):
     run = CliRunner().invoke(main, ["chat", str(built("encoder"))], input="Hello\n")
     assert run.exit_code == 1 and "the artifact has no tokenizer" in run.output
+
+
+def test_a_template_means_what_it_means_in_transformers(served, checkpoint: Path, monkeypatch, tmp_path: Path):
+    template = (
+        "{%- for message in messages %}\n<{{ message.role }}>\n  {%- generation -%}\n {{ message.content | tojson }} \n"
+        "  {% endgeneration %}\n{{ message | tojson(indent=1) }}\n{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "<é> 'a' & \"b\""}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(chat_tokenizer, "companions", lambda _: ["tokenizer.json", "chat_template.jinja"])
+    places = {"tokenizer.json": checkpoint, "chat_template.jinja": tmp_path}
+    monkeypatch.setattr(chat_tokenizer, "companion", lambda _path, _program, name: places[name] / name)
+    theirs = tf.AutoTokenizer.from_pretrained(checkpoint)
+    want = theirs.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
+    assert Tokenizer(checkpoint, served.program)._rendered(messages) == want
 
 
 def test_a_template_cannot_leave_its_sandbox(checkpoint: Path, tmp_path: Path):

@@ -139,6 +139,19 @@ def test_a_recipe_that_asks_for_what_is_not_there_is_refused(checkpoint: Path, m
         parse_recipe({"name": "wrong", "model": model})
 
 
+def test_an_encoder_with_a_decoder_is_refused_before_a_recipe_is_written(tmp_path: Path):
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 256}
+    config = tf.BartConfig(**sizes, architectures=["BartForConditionalGeneration"])
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="the checkpoint is for something else"):
+        recipe_of(tmp_path)
+
+
+def test_an_architecture_without_a_greatest_position_has_a_cache_of_any_length(tmp_path: Path):
+    tf.XLNetConfig(vocab_size=256, architectures=["XLNetLMHeadModel"]).save_pretrained(tmp_path)
+    assert "length: 1024" in recipe_of(tmp_path)
+
+
 def test_a_factory_and_a_checkpoint_exclude_each_other(checkpoint: Path):
     with pytest.raises(RecipeError, match="a factory and a checkpoint are given"):
         parse_recipe({"name": "two", "model": {"pretrained": str(checkpoint), "factory": "a:b"}})
