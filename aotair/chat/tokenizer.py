@@ -112,7 +112,7 @@ class Tokenizer:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        text = self._config.get("chat_template")
+        text = self.json("chat_template.json").get("chat_template", self._config.get("chat_template"))
         if "chat_template.jinja" in companions(self._program):
             text = companion(self._path, self._program, "chat_template.jinja").read_text(encoding="utf-8")
         if isinstance(text, list):  # several by name
@@ -132,7 +132,7 @@ class Tokenizer:
             raise AotairError(f"the chat template cannot be read: {error}", where=str(self._path)) from error
 
     def _end_tokens(self) -> Iterator[int]:
-        for source in (self.generation, self._config):
+        for source in (self.generation, self._config, self.json("config.json")):
             known = source.get("eos_token_id")
             yield from known if isinstance(known, list) else [known] if isinstance(known, int) else []
         named = self._config.get("eos_token")

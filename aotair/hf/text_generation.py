@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import transformers
 
-from ..errors import ModelError
+from aotair_runtime.errors import AotairError
+
+from ..errors import ModelError, UnsupportedError
 from . import experts
 from .agree import refuse_disagreement
 from .language import Decoder, LanguageModel, PagedLanguageModel
@@ -43,14 +45,25 @@ def make(source: Source, dtype: torch.dtype, device: str, options: Mapping[str, 
     sizes = _sizes(source, options, where)
     model = load(source, transformers.AutoModelForCausalLM, dtype, where)
     experts.serve(model)
-    greedy, in_place = bool(options["greedy"]), device == "cpu"
-    made: Decoder
-    if sizes.paged:
-        made = PagedLanguageModel(model, sizes.blocks, sizes.block, sizes.length, greedy, in_place).eval()
-    else:
-        made = LanguageModel(model, sizes.slots, sizes.length, greedy, in_place).eval()
-    refuse_disagreement(made, where)
+    try:
+        made = _over_rows(model, sizes, bool(options["greedy"]), in_place=device == "cpu")
+        refuse_disagreement(made, where)
+    except AotairError:
+        raise
+    except Exception as error:  # of transformers' own code, which was not written for this cache
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be called over rows of a cache: {type(error).__name__}: {error}",
+            where=where,
+            expected="a decoder that keeps what it needs of tokens in the cache that it is given",
+            fix="this architecture needs a wrapper of its own: write it as a factory (model.factory)",
+        ) from error
     return made
+
+
+def _over_rows(model: Any, sizes: "_Sizes", greedy: bool, in_place: bool) -> Decoder:
+    if sizes.paged:
+        return PagedLanguageModel(model, sizes.blocks, sizes.block, sizes.length, greedy, in_place).eval()
+    return LanguageModel(model, sizes.slots, sizes.length, greedy, in_place).eval()
 
 
 def shown(source: Source) -> dict[str, object]:

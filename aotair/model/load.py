@@ -60,10 +60,11 @@ def _made(job: Job) -> object:
     except AotairError:
         raise
     except Exception as error:
+        own = f"model.factory: {job.model.factory}"
         raise ModelError(
-            f"model.factory: {job.model.factory} failed: {type(error).__name__}: {error}",
+            f"{own if job.model.factory else 'model.pretrained'} failed: {type(error).__name__}: {error}",
             where=job.where,
-            fix="call it yourself to see where; kwargs come from model.kwargs",
+            fix="call it yourself to see where; kwargs come from model.kwargs" if job.model.factory else "",
         ) from error
 
 

@@ -1,15 +1,18 @@
 """Do transformers' decoders, over rows of a cache, answer as they do themselves? Each at sizes of its own kind."""
 
+from pathlib import Path
 from typing import Any
 
 import checkpoints
 import pytest
 import torch
+import transformers as tf
 
 from aotair.errors import ModelError, UnsupportedError
-from aotair.hf import experts
+from aotair.hf import experts, text_generation
 from aotair.hf.agree import refuse_disagreement
 from aotair.hf.language import LanguageModel, PagedLanguageModel
+from aotair.hf.source import open_source
 from benchmarks.decoder_models import DECODERS
 
 LENGTHS = (3, 17, 5, 12, 1)
@@ -158,3 +161,11 @@ def test_what_changes_for_a_whole_batch_with_its_longest_sequence_is_refused_by_
     model = checkpoints.seeded(DECODERS[kind]())
     with pytest.raises(ModelError, match="changes for all sequences of a batch"):
         LanguageModel(model, 1, length)
+
+
+def test_a_decoder_that_fails_over_rows_of_a_cache_is_refused_by_name(tmp_path: Path):
+    config = tf.MptConfig(vocab_size=256, d_model=64, n_heads=4, n_layers=2, max_seq_len=64)
+    checkpoints.write_checkpoint(tmp_path / "mpt", checkpoints.seeded(config), tokenizer=False)
+    source = open_source(tmp_path / "mpt", "here")
+    with pytest.raises(UnsupportedError, match=r"MptForCausalLM (cannot be called|computes something else)"):
+        text_generation.make(source, torch.float32, "cpu", dict(text_generation.OPTIONS, length=32), "here")
