@@ -25,7 +25,7 @@ from .model.histories import Beginning
 from .model.load import load_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
-from .pack import check_written, lay_down, pack, written_aside
+from .pack import check_written, lay_down, pack, take_along, written_aside
 from .passes import pipeline
 from .passes.observer import Observer
 from .program import Built, build_program, run_bucket_passes
@@ -254,7 +254,7 @@ class _Line:
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
             report = page(proved.program, counts, built.pictures, self.quantised)
-            program = pack(proved, report, self.job, folder)
+            program = pack(proved, report, folder, take_along(self.job, folder))
         with self.clock.stage("check"):
             check_written(folder, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)

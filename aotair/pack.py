@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,17 +66,18 @@ def lay_down(built: Built, folder: Path) -> Artifact:
         raise InternalError(f"the program that was written cannot be read: {error}") from error
 
 
-def pack(proved: Proved, report: str, job: Job, folder: Path) -> Program:
-    """Complete the artifact that `lay_down` began and that was proved; returns the program as written."""
+def pack(proved: Proved, report: str, folder: Path, along: Sequence[File] = ()) -> Program:
+    """Complete the artifact that `lay_down` began and that was proved, with the files that travel `along` and lie there
+    already; returns the program as written."""
     golden = _written(proved.golden, folder / GOLDEN_FILE)
-    program = replace(proved.program, files=(*proved.program.files, golden, *_companions(job, folder)))
+    program = replace(proved.program, files=(*proved.program.files, golden, *along))
     (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
     (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
 
 
-def _companions(job: Job, folder: Path) -> Iterator[File]:
-    """The files that travel along, copied: those of a checkpoint, and over them those that the recipe names."""
+def take_along(job: Job, folder: Path) -> tuple[File, ...]:
+    """Copy the files that travel along: those of a checkpoint, and over them those that the recipe names."""
     into = folder / COMPANIONS
     into.mkdir()
     if job.companions is not None:
@@ -86,6 +87,7 @@ def _companions(job: Job, folder: Path) -> Iterator[File]:
             shutil.copyfile(file, into / file.name)
         except OSError as error:
             raise RecipeError(f"files: {file} cannot be read: {error.strerror}", where=job.where) from error
+    found = []
     for file in sorted(into.iterdir()):
         name = f"{COMPANIONS}/{file.name}"
         if not is_companion(name) or not file.is_file():
@@ -97,9 +99,10 @@ def _companions(job: Job, folder: Path) -> Iterator[File]:
                 fix="rename it",
             )
         os.chmod(file, 0o644)
-        yield replace(described(file), name=name)
-    if not any(into.iterdir()):
+        found.append(replace(described(file), name=name))
+    if not found:
         into.rmdir()
+    return tuple(found)
 
 
 def check_written(folder: Path, where: str) -> None:

@@ -109,7 +109,7 @@ def test_a_missing_field_is_named(missing: str):
 
 
 def test_an_unknown_key_lists_the_known_ones():
-    with pytest.raises(RecipeError, match="factory, kwargs, weights, dtype"):
+    with pytest.raises(RecipeError, match="factory, pretrained, task, kwargs, weights, dtype"):
         parse_recipe(changed("model.factor", 1))
 
 
