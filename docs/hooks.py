@@ -45,11 +45,12 @@ def _reached(schema: dict) -> Iterator[tuple[str, dict]]:
 
 
 _PLACES = {
-    "Recipe": "The recipe", "ModelPart": "`model`", "TargetPart": "`target`", "InputPart": "Each of `inputs`",
-    "DimensionPart": "Each of `dimensions`", "OutputPart": "Each of `outputs`", "EntryPart": "Each of `entry_points`",
-    "QuantizePart": "`quantize`", "VerifyPart": "`verify`", "CompilerConfig": "`config`", "Debug": "`config.debug`",
-    "GraphDump": "`config.debug.graph_dump`", "AclGraphDebug": "`config.debug.aclgraph`",
-    "AclGraphConfig": "`config.aclgraph_config`", "ExperimentalConfig": "`config.experimental_config`",
+    "Recipe": "The recipe", "ModelPart": "`model`", "WeightsPart": "`model.weights`", "TargetPart": "`target`",
+    "InputPart": "Each of `inputs`", "DimensionPart": "Each of `dimensions`", "OutputPart": "Each of `outputs`",
+    "EntryPart": "Each of `entry_points`", "QuantizePart": "`quantize`", "VerifyPart": "`verify`",
+    "CompilerConfig": "`config`", "Debug": "`config.debug`", "GraphDump": "`config.debug.graph_dump`",
+    "AclGraphDebug": "`config.debug.aclgraph`", "AclGraphConfig": "`config.aclgraph_config`",
+    "ExperimentalConfig": "`config.experimental_config`",
 }  # fmt: skip
 
 

@@ -207,14 +207,20 @@ def later_positions(made: Copy) -> None:
 
 def one_stale_row(made: Copy) -> None:
     """A step attends to the row after its own, which nobody has written."""
-    node = made.one(aten.le.Tensor)
-    with node.graph.inserting_before(node):
-        later = node.graph.call_function(aten.add.Tensor, (node.args[1], 1))
-    argument(node, 1, later)
+    _other_than_itself(made, 1)
 
 
 def without_its_own_row(made: Copy) -> None:
     made.one(aten.le.Tensor).target = aten.lt.Tensor
+    _other_than_itself(made, 1 << 20)
+
+
+def _other_than_itself(made: Copy, steps: int) -> None:
+    """What a token sees whatever else is masked is a row so many steps after its own, where there is such a row."""
+    node = made.one(aten.eq.Tensor)
+    with node.graph.inserting_before(node):
+        later = node.graph.call_function(aten.add.Tensor, (node.args[0], steps))
+    argument(node, 0, later)
 
 
 def row_written_twice(made: Copy) -> None:
@@ -258,9 +264,8 @@ def in_bfloat16(made: Copy) -> None:
 
 
 def token_before_the_last(made: Copy) -> None:
-    node = made.one(aten.argmax.default, graph=0)
-    later = after(node, aten.sub.Tensor, node, 1)
-    after(later, aten.clamp.default, later, 0)
+    node = next(node for node in made.nodes(aten.slice.Tensor, 0) if tuple(node.args[1:3]) == (1, -1))
+    node.args = (node.args[0], 1, -2, -1)
 
 
 def padding_in_the_mean(made: Copy) -> None:
