@@ -11,7 +11,7 @@ from aotair_runtime.weights.compared import Difference, difference, tolerance_te
 
 from .runs import Run
 
-MOVES = 8  # times as far as the original's own sums in float64 move a tensor, anything may be off
+MOVES = 32  # times as far as the original's own sums in float64 move a tensor, anything may be off
 _MOST = 128.0  # times as far as the tolerance goes, it may then be off: what moves more proves nothing
 _MOST_SHARE = 0.1  # of a tensor's greatest number
 

@@ -101,7 +101,7 @@ def test_golden_tensors_are_the_originals_inputs_and_outputs(tmp_path):
 def test_another_answer_is_refused_with_bucket_output_and_error(tmp_path):
     error = refused(DOUBLE, tmp_path, other=ALMOST)
     assert error.what == "bucket n=2: the output 'output' is not the original model's"
-    assert error.expected.startswith("within 7.62939e-06 of the greatest number of its row, or within 8 times what")
+    assert error.expected.startswith("within 7.62939e-06 of the greatest number of its row, or within 32 times what")
     assert error.got.startswith("an error of 0.001 (") and error.got.endswith(" units in the last place)")
     assert "loosen verify" in error.fix and "--stop-after" in error.fix
 
