@@ -1,7 +1,6 @@
 """Attention that reads keys and values where the cache holds them, for layers of transformers that ask for `sdpa`."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from aotair_runtime.devices import attention
 
 from .caches import Call, Rows
+from .instead import instead
 
 
-@contextlib.contextmanager
-def attending(rows: Rows, call: Call) -> Iterator[None]:
+def attending(rows: Rows, call: Call) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer that is given keys and values of the cache reads them there: `air::paged_attention`.
     One that changes them first, or begins its sequences, computes what transformers computes."""
 
@@ -32,12 +31,4 @@ def attending(rows: Rows, call: Call) -> Iterator[None]:
         result: torch.Tensor = attention.OP(query, *found, call.table, mask, call.lengths, scale)
         return result.transpose(1, 2).contiguous(), None
 
-    had = ALL_ATTENTION_FUNCTIONS._local_mapping.get("sdpa")
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = forward
-    try:
-        yield
-    finally:
-        if had is None:
-            del ALL_ATTENTION_FUNCTIONS["sdpa"]
-        else:
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = had
+    return instead(ALL_ATTENTION_FUNCTIONS, {"sdpa": forward})

@@ -208,9 +208,6 @@ class _StateLayer(cache_utils.LinearAttentionCacheLayerMixin):
 
     def __init__(self, call: Call, states: dict[tuple[str, int], torch.Tensor]):
         super().__init__(number_of_states=1 + max(index for _, index in states))
-        self._hold(call, states)
-
-    def _hold(self, call: Call, states: dict[tuple[str, int], torch.Tensor]) -> None:
         self._of, self._states = call, states
         for (kind, index), buffer in states.items():
             self.has_previous_state[index] = not call.fresh

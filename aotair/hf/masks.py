@@ -5,30 +5,19 @@ offset for the whole batch. Here the offset is a tensor, one for each sequence.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import masking_utils
 
 from ..errors import UnsupportedError
+from .instead import instead
 
-_OURS = ("eager", "sdpa")
 
-
-@contextlib.contextmanager
-def masks_by_sequence() -> Iterator[None]:
+def masks_by_sequence() -> contextlib.AbstractContextManager[None]:
     """Within the block transformers' models make their masks here."""
-    table = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-    had = {name: table._local_mapping.get(name) for name in _OURS}
-    table["eager"], table["sdpa"] = _added, _seen
-    try:
-        yield
-    finally:
-        for name, function in had.items():
-            if function is None:
-                del table[name]
-            else:
-                table[name] = function
+    return instead(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, {"eager": _added, "sdpa": _seen})
 
 
 def _seen(
@@ -60,7 +49,7 @@ def _seen(
     return (seen | (queries == keys)).expand(batch_size, 1, q_length, kv_length)
 
 
-def _added(*args: object, dtype: torch.dtype = torch.float32, **kwargs: object) -> torch.Tensor:
+def _added(dtype: torch.dtype = torch.float32, **given: Any) -> torch.Tensor:
     """The same as what is added to scores: nothing, or the least number of `dtype`."""
-    seen = _seen(*args, **kwargs)  # type: ignore[arg-type]
+    seen = _seen(**given)
     return torch.where(seen, torch.zeros((), dtype=dtype, device=seen.device), torch.finfo(dtype).min)
