@@ -19,9 +19,9 @@ RUNTIME_MAY_IMPORT = {"torch", "msgpack", "safetensors", "aotair_runtime"}
 # The folders and files of both packages, in the order in which they may import each other: only what comes before.
 ORDER = {
     BUILDER: [
-        "errors", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes", "lower",
-        "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse", "tools",
-        "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
+        "errors", "disk", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes",
+        "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse",
+        "tools", "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",

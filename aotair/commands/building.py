@@ -169,6 +169,7 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
 def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
     """Write a first recipe: for FACTORY (package:callable or file.py:callable), from its model's signature; or for a
     checkpoint on disk, DIR as the Hugging Face hub lays it out or a GGUF file, from its configuration."""
+    from ..disk.place import new_file
     from ..recipe.examples import copy_example
     from ..recipe.scaffold import first_recipe, read_kwargs
 
@@ -189,7 +190,8 @@ def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[
         return
     if out.exists():
         raise click.UsageError(f"{out} exists already")
-    out.write_text(text, encoding="utf-8")
+    with new_file(out) as aside:
+        aside.write_text(text, encoding="utf-8")
     click.echo(f"wrote {out}; look through it, then: aotair build {out}", err=True)
 
 

@@ -91,13 +91,12 @@ def verify(
     """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
     from dataclasses import asdict
 
-    from aotair_runtime.artifact.companions import companion, companions
+    from aotair_runtime.artifact.companions import check_companions
     from aotair_runtime.format.text import table
     from aotair_runtime.weights.golden import replay_golden
 
     with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
-        for name in companions(model.program):
-            companion(artifact, model.program, name)
+        check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))

@@ -33,6 +33,10 @@ class AlteredError(ArtifactError):
     """The bytes of a file do not match their recorded digest."""
 
 
+class UnreadableError(ArtifactError):
+    """The system does not let a file of the artifact be read: rights, too many open files, a fault of the disk."""
+
+
 class FormatVersionError(ArtifactError):
     """The artifact was written in a format that this runtime does not read."""
 

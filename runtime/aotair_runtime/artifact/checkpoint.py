@@ -17,7 +17,7 @@ from ..errors import WeightsError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_INDEX_BYTES = 1 << 28
-_DTYPES = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -34,6 +34,7 @@ _DTYPES = {
     "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -196,12 +197,12 @@ def _header(file: Path) -> dict[str, Stored]:
 
 
 def _stored(file: Path, name: str, item: Any) -> Stored:
-    kind = _DTYPES.get(item.get_dtype())
+    kind = DTYPES.get(item.get_dtype())
     if kind is None:
         raise WeightsError(
             f"{name} has a dtype that torch does not have",
             where=str(file),
-            expected=some(list(_DTYPES)),
+            expected=some(list(DTYPES)),
             got=str(item.get_dtype()),
         )
     return Stored(name, file, kind, tuple(item.get_shape()))

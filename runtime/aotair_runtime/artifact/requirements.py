@@ -1,12 +1,15 @@
 """Whether this node has what an artifact needs; asked before its weights are read."""
 
 import functools
+import re
 
 import torch
 
 from ..devices import Device
 from ..errors import RequirementError
 from ..format.schema import Program
+
+_DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def check_requirements(program: Program, device: Device, where: str) -> None:
@@ -65,11 +68,13 @@ def _at_least(what: str, have: str, least: str, where: str) -> None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    """The numbers of a version: "2.13.0+cpu" is (2, 13), as "2.13" is."""
     numbers = []
     for part in text.split("+")[0].split("."):
-        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
-        if not digits:
+        digits = _DIGITS.match(part)
+        if digits is None:
             break
-        numbers.append(int(digits))
+        numbers.append(int(digits[0]))
+    while numbers and not numbers[-1]:
+        numbers.pop()
     return tuple(numbers)
