@@ -49,7 +49,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as undone:
         with refusals(out):
             target = Path(os.path.realpath(out))
-            undone.callback(_remove_empty, _make_parents(target.parent))
+            made: list[Path] = []
+            undone.callback(_remove_empty, made)
+            _make_parents(target.parent, made)
             _clean(target)
             aside = temporary(target)
             aside.mkdir(0o700)
@@ -147,16 +149,13 @@ def _clean(target: Path) -> None:
                 _remove(left.path)
 
 
-def _make_parents(folder: Path) -> list[Path]:
-    """Make a folder and those above it; returns those that were missing, the lowest first."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for folder in reversed(missing):
+def _make_parents(folder: Path, made: list[Path]) -> None:
+    """Make a folder and those above it; those that were missing are added to `made`, the lowest first."""
+    if not folder.exists():
+        _make_parents(folder.parent, made)
         folder.mkdir(exist_ok=True)
+        made.insert(0, folder)
         _sync(folder.parent)
-    return missing
 
 
 def _remove_empty(folders: list[Path]) -> None:
@@ -166,11 +165,11 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink()  # a file or a link
+    with contextlib.suppress(OSError):
+        path.rmdir()  # a folder that is empty, also where no more files can be opened
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # ---- onto the disk ---------------------------------------------------------------------------------------------------

@@ -46,7 +46,10 @@ def open_artifact(path: str | Path) -> Artifact:
 
 def is_artifact(path: Path) -> bool:
     """Whether an artifact, good or bad, is at `path`."""
-    return (path / PROGRAM_FILE).is_file() or (not os.path.lexists(path) and bool(set_aside(path)))
+    for _ in range(_TRIES_OF_TWO_STEPS):
+        if (path / PROGRAM_FILE).is_file() or (not os.path.lexists(path) and set_aside(path)):
+            return True
+    return False
 
 
 def read_program(path: Path) -> Program:
