@@ -1,8 +1,8 @@
 """Builds ended by `kill -9` at random moments: there is the old artifact or the new one, and the next build cleans up.
 
 A process lays down and packs one of two prepared artifacts after the other at one place, until it is killed. Then the
-place is read as a node would read it, every byte is compared, and another process builds there once more. A part of the
-kills meets a place where nothing was yet, and half of them a file system whose folders cannot change places in one step.
+place is read as a node would read it, every byte is compared, and another process builds there once more. A part of
+the kills meets a place where nothing was yet, and half of them a file system that cannot exchange folders in one step.
 """
 
 import hashlib

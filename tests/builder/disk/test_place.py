@@ -1,4 +1,4 @@
-"""What is written is whole or not there: whatever the system refuses, whoever ends the process, whatever a disk forgets."""
+"""What is written is whole or not there, whatever the system refuses, who ends the process, what a disk forgets."""
 
 import contextlib
 import errno
