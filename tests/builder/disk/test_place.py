@@ -178,6 +178,19 @@ def test_of_another_host_the_lock_tells_and_time(tmp_path: Path, monkeypatch):
     assert not theirs.exists()
 
 
+def test_without_locks_nobody_removes_what_another_host_has(tmp_path: Path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    left = ended(tmp_path / "a")
+    theirs = left.with_name(left.name.replace(owner._short(os.uname().nodename), "0" * 8))
+    shutil.copytree(left, theirs)
+    os.utime(theirs, (0, 0))
+    artifact_at(tmp_path / "a", "first")
+    assert theirs.exists() and not left.exists()
+
+
 def test_names_that_only_look_like_it_are_somebody_elses(tmp_path: Path):
     names = (".a.keep", ".a.1-2-3.old", f".b{temporary(tmp_path / 'a').name[2:]}")
     for name in names:
