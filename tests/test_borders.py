@@ -81,6 +81,14 @@ def test_nobody_reads_the_environment(file: Path):
     assert "os.environ" not in text and "getenv" not in text
 
 
+MOVES = re.compile(r"\b(os\.(replace|rename|renames|link|symlink)|shutil\.(move|rmtree)|tempfile\.\w+)\(")
+
+
+@pytest.mark.parametrize("file", files(BUILDER) + files(RUNTIME), ids=lambda f: f.name)
+def test_only_the_folder_disk_puts_files_into_their_places(file: Path):
+    assert file.parent == BUILDER / "disk" or not MOVES.search(file.read_text())
+
+
 @pytest.mark.parametrize("package, project", [(BUILDER, ROOT), (RUNTIME, ROOT), (RUNTIME, ROOT / "runtime")])
 def test_a_package_and_its_wheel_say_that_they_are_typed(package: Path, project: Path):
     assert (package / "py.typed").is_file()

@@ -56,7 +56,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     elif path.suffix == ".npz":
         import numpy
 
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        try:
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        except TypeError as error:
+            raise AotairError(f"NumPy does not know it: {error}", where=str(path), fix="write .safetensors") from error
         with new_file(path) as aside, aside.open("wb") as stream:
             numpy.savez(stream, **arrays)
     else:
@@ -68,8 +71,11 @@ def describe_tensor(tensor: torch.Tensor) -> str:
     head = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     if not tensor.numel():
         return head
-    low, high = tensor.min().item(), tensor.max().item()
-    first = " ".join(f"{value:.4g}" for value in tensor.flatten()[:4].tolist())
+    plain = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    first = " ".join(f"{value:.4g}" for value in plain.flatten()[:4].tolist())
+    if tensor.is_complex():
+        return f"{head}, begins {first}"
+    low, high = plain.min().item(), plain.max().item()
     return f"{head}, from {low:.4g} to {high:.4g}, begins {first}"
 
 

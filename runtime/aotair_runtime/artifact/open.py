@@ -118,9 +118,9 @@ def _whole(path: Path) -> Folder:
         folder = _there(path)
         names = (PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE)
         if all(folder.has(name) for name in names) or not folder.is_elsewhere():
-            break
+            return folder
         folder.close()
-    return folder
+    return _there(path)
 
 
 def _there(path: Path) -> Folder:
