@@ -165,11 +165,14 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
+    """A file, a link or a folder with all it holds; opens one file at a time, where no more may be open."""
     with contextlib.suppress(OSError):
-        path.unlink()  # a file or a link
-    with contextlib.suppress(OSError):
-        path.rmdir()  # a folder that is empty, also where no more files can be opened
-    shutil.rmtree(path, ignore_errors=True)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return
+        for name in os.listdir(path):
+            _remove(path / name)
+        path.rmdir()
 
 
 # ---- onto the disk ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -262,6 +263,34 @@ def test_whatever_call_fails_there_is_one_error_and_nothing_is_left(
     assert not there or list(out.parent.iterdir()) == [out]
 
 
+def test_a_process_that_may_open_no_more_files_gets_one_error_and_leaves_nothing(tmp_path: Path):
+    out, wrong = tmp_path / "a", 0
+    artifact_at(out, "first")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for more in range(8):
+        held: list[int] = []
+        try:
+            with new_folder(out) as aside:
+                (aside / "files").mkdir()
+                for name in whole(""):
+                    (aside / name).write_text("second")
+                resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+                with contextlib.suppress(OSError):
+                    while len(held) < 1000:
+                        held.append(os.open("/dev/null", os.O_RDONLY))
+                for _ in range(more):
+                    os.close(held.pop())
+        except WriteError as error:
+            wrong += 1
+            assert "Too many open files" in str(error) and "ulimit -n" in str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in held:
+                os.close(descriptor)
+        assert list(tmp_path.iterdir()) == [out] and content(out) in (whole("first"), whole("second"))
+    assert 0 < wrong < 8
+
+
 def test_a_folder_above_that_is_a_file(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="Not a directory"):
@@ -404,8 +433,6 @@ def recorded(disk: Disk, monkeypatch, without: str = ""):
         for call in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
             patched.setattr(os, call, _watched(disk, call, getattr(os, call), call == without))
         patched.setattr(place, "exchange", _watched(disk, "exchange", place.exchange, False))
-        # `shutil` asks which calls take folders' descriptors, by the functions themselves.
-        patched.setattr(shutil, "_use_fd_functions", True)
         yield
 
 
