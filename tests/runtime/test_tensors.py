@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from aotair_runtime.artifact.checkpoint import DTYPES, open_checkpoint
 from aotair_runtime.artifact.folder import Folder
 from aotair_runtime.artifact.json_file import json_object
-from aotair_runtime.artifact.requirements import _version
+from aotair_runtime.artifact.requirements import _at_least, _version
 from aotair_runtime.artifact.tensors import mapped, tensors_in
-from aotair_runtime.errors import MalformedError, WeightsError
+from aotair_runtime.errors import MalformedError, RequirementError, WeightsError
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -169,3 +169,9 @@ def test_versions_of_any_kind(text: str, numbers: tuple[int, ...]):
 
 def test_a_version_of_5000_digits_is_a_newer_one():
     assert _version("9" * 5000) > _version("2.13")
+
+
+def test_what_an_artifact_demands_is_shown_short_and_without_what_a_terminal_obeys():
+    with pytest.raises(RequirementError) as caught:
+        _at_least("torch", "2.13", "9\x1b[2J" + "9" * 5000, "here")
+    assert len(str(caught.value)) < 300 and "\x1b" not in str(caught.value)

@@ -26,7 +26,7 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
         raise RequirementError(
             "the artifact was built for another device",
             where=where,
-            expected=need.device,
+            expected=_shown(need.device),
             got=device.kind,
             fix=f"set target.device to {device.kind} in the recipe and build again",
         )
@@ -37,7 +37,7 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
             "the artifact was built for another SoC",
             where=where,
             got=device.name or "a device without a name",
-            expected=f"a device whose name begins with {need.soc}",
+            expected=f"a device whose name begins with {_shown(need.soc)}",
             fix="set target.soc in the recipe and build again",
         )
 
@@ -63,7 +63,7 @@ def _sums_int8_exactly() -> bool:
 def _at_least(what: str, have: str, least: str, where: str) -> None:
     if _version(have) < _version(least):
         raise RequirementError(
-            f"this node's {what} is too old", where=where, expected=f"{least} or newer", got=have or "none"
+            f"this node's {what} is too old", where=where, expected=f"{_shown(least)} or newer", got=have or "none"
         )
 
 
@@ -78,3 +78,8 @@ def _version(text: str) -> tuple[int, ...]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
+
+
+def _shown(text: str) -> str:
+    """So much of what an artifact says, with nothing that a terminal obeys."""
+    return ascii(text)[1:-1][:80]
