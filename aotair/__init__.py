@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
+from aotair_runtime import AotairError, Limits, Model, Pool, Verdict, __version__, check, graph_pool, load
 from aotair_runtime.artifact import ops as _runtime_ops
 
 from .log import logger
@@ -24,8 +24,10 @@ __all__ = [
     "Model",
     "Pool",
     "Recipe",
+    "Verdict",
     "__version__",
     "build",
+    "check",
     "graph_pool",
     "host_as_npu",
     "load",

@@ -7,7 +7,7 @@ import click
 import aotair_runtime
 from aotair_runtime.errors import AotairError
 
-from .commands import building, chatting, running
+from .commands import building, chatting, judging, running
 
 
 class _Group(click.Group):
@@ -56,6 +56,7 @@ for _command in (
     running.run,
     running.verify,
     running.bench,
+    judging.doctor,
     chatting.chat,
 ):
     main.add_command(_command)

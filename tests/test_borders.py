@@ -25,7 +25,7 @@ ORDER = {
     ],
     RUNTIME: [
         "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",
-        "model", "__init__",
+        "model", "fitness", "__init__",
     ],
 }  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_a_wheel_holds_every_folder_of_its_packages(project: Path, sources: dict
 
 
 def test_the_public_names():
-    runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
+    runtime = {"AotairError", "Limits", "Model", "Pool", "Verdict", "check", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime
     assert set(aotair.__all__) == runtime | {
         "CompilerConfig", "Recipe", "__version__", "build", "host_as_npu", "logger", "register_replacement",

@@ -34,6 +34,12 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scri
 
 def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:
     """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
+    import_modules(modules)
+    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)
+
+
+def import_modules(modules: tuple[str, ...]) -> None:
+    """What --import names."""
     import importlib
 
     sys.path.insert(0, str(Path.cwd()))
@@ -42,4 +48,3 @@ def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...]
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
             raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error
-    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)

@@ -6,7 +6,9 @@ It imports torch, msgpack, safetensors and the standard library, and runs no cod
 from .capture.pool import Pool, graph_pool
 from .devices import Limits
 from .errors import AotairError
+from .fitness.check import check
+from .fitness.verdict import Verdict
 from .model import Model, load
 
-__all__ = ["AotairError", "Limits", "Model", "Pool", "graph_pool", "load"]
+__all__ = ["AotairError", "Limits", "Model", "Pool", "Verdict", "check", "graph_pool", "load"]
 __version__ = "0.1.0"

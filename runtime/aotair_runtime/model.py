@@ -108,7 +108,7 @@ class Model:
 
     def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
         self.artifact = artifact
-        wanted = _wanted(artifact.program, settings.capture)
+        wanted = buckets_now(artifact.program, settings.capture)
         self._parts = _checked(artifact, device, settings, pool, wanted)
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
@@ -370,7 +370,7 @@ def _open_device(name: str | torch.device | None, pool: object, program: Program
     return pool.device, pool
 
 
-def _wanted(program: Program, capture: str | Sequence[str]) -> list[tuple[EntryPoint, int]]:
+def buckets_now(program: Program, capture: str | Sequence[str]) -> list[tuple[EntryPoint, int]]:
     """The buckets to capture now, over all entry points the largest first; none of those whose mutated inputs have yet
     to bring their addresses. Raises ArgumentError for names that no bucket has."""
     _check_names(program, capture)

@@ -17,21 +17,36 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
 
     The CPU may run what was built for other devices, for those who ask for it: that is how a build proves it.
     """
-    need = program.requirements
-    _at_least("torch", torch.__version__, need.torch_min, where)
+    check_torch(program, where)
     if device.is_host:
-        _exact_int8(program, where)
+        check_int8(program, where)
         return  # it runs any program that it has the ops for, slowly: the build's own proof does
-    if device.kind != need.device:
+    if device.kind != program.requirements.device:
         raise RequirementError(
             "the artifact was built for another device",
             where=where,
-            expected=_shown(need.device),
+            expected=_shown(program.requirements.device),
             got=device.kind,
             fix=f"set target.device to {device.kind} in the recipe and build again",
         )
-    if need.vendor_min:
-        _at_least(f"package for {device.kind}", device.vendor_version, need.vendor_min, where)
+    check_vendor(program, device, where)
+    check_soc(program, device, where)
+
+
+def check_torch(program: Program, where: str) -> None:
+    """Raises RequirementError where this node's torch is too old."""
+    _at_least("torch", torch.__version__, program.requirements.torch_min, where)
+
+
+def check_vendor(program: Program, device: Device, where: str) -> None:
+    """Raises RequirementError where the vendor's package is too old."""
+    if program.requirements.vendor_min:
+        _at_least(f"package for {device.kind}", device.vendor_version, program.requirements.vendor_min, where)
+
+
+def check_soc(program: Program, device: Device, where: str) -> None:
+    """Raises RequirementError where the device's name begins otherwise."""
+    need = program.requirements
     if not device.name.startswith(need.soc):
         raise RequirementError(
             "the artifact was built for another SoC",
@@ -42,8 +57,14 @@ def check_requirements(program: Program, device: Device, where: str) -> None:
         )
 
 
-def _exact_int8(program: Program, where: str) -> None:
-    if any(op.name.partition(".")[0] == "aten::_int_mm" for op in program.ops) and not _sums_int8_exactly():
+def needs_exact_int8(program: Program) -> bool:
+    """Whether it multiplies matrices of int8 with the op that some processors saturate in."""
+    return any(op.name.partition(".")[0] == "aten::_int_mm" for op in program.ops)
+
+
+def check_int8(program: Program, where: str) -> None:
+    """Raises RequirementError where this processor would give other numbers."""
+    if needs_exact_int8(program) and not _sums_int8_exactly():
         raise RequirementError(
             "this processor sums products of int8 in 16 bits, and what does not fit is cut off",
             where=where,
