@@ -57,6 +57,7 @@ for _command in (
     running.verify,
     running.bench,
     judging.doctor,
+    judging.sign,
     chatting.chat,
 ):
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""The commands that say what an artifact may be trusted with: whether it runs on this machine."""
+"""The commands that say what an artifact may be trusted with: whether it runs on this machine, and who signed it."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 import aotair_runtime
+from aotair_runtime.format.schema import SIGNATURE_FILE
 
-from .options import ALLOW, DEVICE, IMPORT, JSON, import_modules
+from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, import_modules
 
 
 @click.command()
@@ -38,3 +39,26 @@ def doctor(
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     if not found.runs:
         raise SystemExit(1)
+
+
+@click.command()
+@ARTIFACT
+@click.option("--key", type=click.Path(path_type=Path), help="The private key (PEM; P-256, P-384 or P-521).")
+@click.option("--password-file", type=click.Path(path_type=Path), help="Holds the password of the key, if it has one.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="The signer's certificate, of that key (PEM).")
+@click.option(
+    "--chain", "chain", multiple=True, type=click.Path(path_type=Path), help="Certificates that vouch for it (PEM)."
+)
+def sign(
+    artifact: Path, key: Path | None, password_file: Path | None, certificate: Path | None, chain: tuple[Path, ...]
+) -> None:
+    """Sign all files of ARTIFACT, after they were compared with their digests, into its file model.sig (the OpenSSF
+    model signing format). A signature that is there is replaced."""
+    from ..tools.sign import Signer, sign_artifact
+
+    if key is None:
+        raise click.UsageError("give the private key: --key FILE")
+    if chain and certificate is None:
+        raise click.UsageError("--chain goes with --certificate")
+    count = sign_artifact(artifact, Signer(key, password_file, certificate, chain))
+    click.echo(f"signed {count} files: {artifact / SIGNATURE_FILE}")

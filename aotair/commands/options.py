@@ -1,12 +1,15 @@
 """What several commands take, and how they load an artifact."""
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 import aotair_runtime
+from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
@@ -30,6 +33,36 @@ IMPORT = click.option(
     "--import", "modules", multiple=True, metavar="MODULE", help="Import this module first: it defines custom ops."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
+
+
+def trusting(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say whose signature counts, as the argument `trust`."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        keys: tuple[Path, ...],
+        certificates: tuple[Path, ...],
+        names: tuple[str, ...],
+        trust: Path | None,
+        **more: Any,
+    ) -> None:
+        if trust is not None and (keys or certificates or names):
+            raise click.UsageError("--trust stands alone: the file names keys and certificates")
+        policy = None if trust is None else TrustPolicy.from_file(trust)
+        if keys or certificates or names:
+            policy = TrustPolicy(keys=keys, certificates=certificates, names=names)
+        command(trust=policy, **more)
+
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--trust", type=path, help="A policy (JSON): only what it trusts."),
+        click.option("--name", "names", multiple=True, help="With --certificate: the signer's mail address or name."),
+        click.option("--certificate", "certificates", multiple=True, type=path, help="The signer's authority (PEM)."),
+        click.option("--key", "keys", multiple=True, type=path, help="The signer's public key (PEM)."),
+    ):
+        run = option(run)
+    return run
 
 
 def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:

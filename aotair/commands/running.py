@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 
 import aotair_runtime
+from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 
-from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded
+from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
 
 
 @click.command()
@@ -81,21 +82,33 @@ def run(
 
 @click.command()
 @ARTIFACT
+@trusting
+@click.option("--signature-only", is_flag=True, help="Check the signature and all digests, and replay nothing.")
 @DEVICE
 @ALLOW
 @IMPORT
 @JSON
 def verify(
-    artifact: Path, device: str | None, namespaces: tuple[str, ...], modules: tuple[str, ...], as_json: bool
+    artifact: Path,
+    trust: TrustPolicy | None,
+    signature_only: bool,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
+    """Check the digests of ARTIFACT and replay its golden inputs on this machine; with --key, --certificate or --trust,
+    its signature first."""
     from dataclasses import asdict
 
     from aotair_runtime.artifact.companions import check_companions
     from aotair_runtime.format.text import table
     from aotair_runtime.weights.golden import replay_golden
 
-    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
+    if signature_only:
+        _check_signature(artifact, trust)
+        return
+    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True, trust=trust) as model:
         check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
     if as_json:
@@ -108,6 +121,17 @@ def verify(
         click.echo(table(["bucket", "largest error", "in units", "result"], rows))
     if not all(result.within for result in results):
         raise SystemExit(1)
+
+
+def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
+    from aotair_runtime.artifact.open import opened, with_weights
+    from aotair_runtime.trust.gate import gate_for
+
+    gate = gate_for(trust, "full")
+    if gate is None:
+        raise click.UsageError("--signature-only goes with --key, --certificate or --trust")
+    with_weights(*opened(artifact, gate), gate=gate)
+    click.echo("the signature is good, and all files are those that were signed")
 
 
 @click.command()

@@ -65,14 +65,16 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_file(out: Path) -> Iterator[Path]:
+def new_file(out: Path, beside: Path | None = None) -> Iterator[Path]:
     """The path of an empty file that becomes `out`, as `new_folder` does; it keeps the rights of what it replaces.
-    Raises WriteError, also where there is no folder for it."""
+    `beside`: the folder that it belongs into, and lies beside until it is whole. Raises WriteError, also where there is
+    no folder for it."""
     with contextlib.ExitStack() as undone:
         with refusals(out):
             target = Path(os.path.realpath(out))
-            _clean(target)
-            aside = temporary(target)
+            owner = target if beside is None else Path(os.path.realpath(beside))
+            _clean(owner)
+            aside = temporary(owner)
             undone.callback(_remove, aside)
             os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             undone.callback(unlock, locked(aside))

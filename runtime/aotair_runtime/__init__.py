@@ -9,6 +9,7 @@ from .errors import AotairError
 from .fitness.check import check
 from .fitness.verdict import Verdict
 from .model import Model, load
+from .trust.policy import TrustPolicy
 
-__all__ = ["AotairError", "Limits", "Model", "Pool", "Verdict", "check", "graph_pool", "load"]
+__all__ = ["AotairError", "Limits", "Model", "Pool", "TrustPolicy", "Verdict", "check", "graph_pool", "load"]
 __version__ = "0.1.0"

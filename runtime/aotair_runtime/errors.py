@@ -53,6 +53,34 @@ class NamespaceError(RequirementError):
     """The program names an op that it may not use."""
 
 
+class TrustError(ArtifactError):
+    """The artifact is not known to be by whom the policy trusts; nothing of it was parsed."""
+
+
+class PolicyError(TrustError):
+    """The policy cannot be applied: a file of it cannot be read, or the package that verifies signatures is missing."""
+
+
+class UnsignedError(TrustError):
+    """There is no signature, and the policy asks for one."""
+
+
+class SignatureError(TrustError):
+    """The signature is none that is read, or does not fit what it signs."""
+
+
+class SignerError(TrustError):
+    """The signer is not one whom the policy trusts: another key, another authority, another name."""
+
+
+class ExpiredError(TrustError):
+    """The signer's certificate, or one that vouches for it, is not valid now."""
+
+
+class AddedFileError(TrustError):
+    """The artifact's folder holds a file that was not signed."""
+
+
 class CallError(AotairError):
     """The arguments of a call do not fit; nothing was changed."""
 

@@ -25,6 +25,8 @@ from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
+from .trust.gate import gate_for
+from .trust.policy import TrustPolicy
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
@@ -47,6 +49,7 @@ def load(
     pack_weights: bool | None = None,
     verify_weights: str | bool = "full",
     private: bool = False,
+    trust: TrustPolicy | None = None,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -75,6 +78,11 @@ def load(
     "sampled" those of the first 64 MiB and of an eighth of the others, drawn by chance: it finds what was cut or copied
     badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair_runtime` says at the level
     INFO how much was looked at, and how fast.
+    `trust`: load only what somebody has signed whom this policy trusts (`aotair sign`); the signature is verified
+    before anything of the artifact is parsed. It holds for `load_weights` and `load_adapter` too. Where the node has a
+    policy of its own (`/etc/aotair/trust.json`), both have to be satisfied. All files of the artifact are compared with
+    what was signed; with `verify_weights="signed-only"` the program and the weights alone, and what is read later when
+    it is read. "sampled" and "length" are refused then.
     `private`: copy the weights instead of mapping them, so that nothing that becomes of the file reaches the model.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
@@ -82,7 +90,8 @@ def load(
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
     path = Path(path)
-    folder, program = opened(path)
+    gate = gate_for(trust, verify_weights)
+    folder, program = opened(path, gate)
     opened_device, pool = _open_device(device, pool, program)
     check_requirements(program, opened_device, str(path))
     settings = settle(
@@ -99,7 +108,7 @@ def load(
         verify_weights=verify_weights,
         private=private,
     )
-    artifact = with_weights(folder, program, verify=settings.verify, private=settings.private)
+    artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
     return Model(artifact, opened_device, settings, pool)
 
 
@@ -259,6 +268,8 @@ class Model:
         if not isinstance(path, (str, Path)) or not isinstance(base, (str, Path, type(None))):
             raise ArgumentError("load_adapter takes paths", got=f"{path!r} and base={base!r}"[:80])
         self._refuse_changed()
+        if self.artifact.gate is not None:
+            self.artifact.gate.refuse_unsigned(Path(path))
         adapter = read_adapter(Path(path), self.program, float(scale))
         checkpoint = read_base(None if base is None else Path(base), self.artifact, adapter)
         with self._alone():

@@ -14,6 +14,7 @@ _VERIFY: dict[str | bool, Verify] = {
     "full": "full",
     "sampled": "sampled",
     "length": "length",
+    "signed-only": "signed-only",
     True: "full",
     False: "length",
 }
@@ -91,7 +92,7 @@ def _verify(value: object) -> Verify:
     """True and False stand for all of the weights and none."""
     given = _VERIFY.get(value) if isinstance(value, (str, bool)) else None
     if given is None:
-        raise _wrong("verify_weights", "'full' (True), 'sampled' or 'length' (False)", value)
+        raise _wrong("verify_weights", "'full' (True), 'sampled', 'length' (False) or 'signed-only'", value)
     return given
 
 

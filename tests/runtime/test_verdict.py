@@ -270,7 +270,7 @@ def test_the_command_refuses_what_is_malformed(path: Path):
 def test_without_an_artifact_the_command_says_what_the_machine_has():
     said = json.loads(doctor("--json").output)
     assert said["torch"] == torch.__version__ and said["threads"] == torch.get_num_threads()
-    assert math.isfinite(said["memory"]) and 0 < said["available"]
+    assert math.isfinite(said["memory"]) and said["available"] > 0
     assert {found["device"].partition(":")[0] for found in said["devices"]} == {"cuda", "npu"}
     assert all(found["problem"] or found["total"] for found in said["devices"])
     text = doctor().output

@@ -17,8 +17,9 @@ _READ = 1 << 20
 _SAMPLED = 8  # one part of so many is looked at, and the first, which holds the header
 _AGAIN = "copy the artifact again"
 
-# How much of a file is compared with its digests: all of it, some parts by chance, or nothing but its length.
-Verify = Literal["full", "sampled", "length"]
+# How much of a file is compared with its digests: all of it, some parts by chance, or nothing but its length;
+# "signed-only": all of it, where a signature vouches for the digests, and no file that a load does not read.
+Verify = Literal["full", "sampled", "length", "signed-only"]
 Ranged = Callable[[int, int], str]  # the digest of the bytes from one place to another
 
 

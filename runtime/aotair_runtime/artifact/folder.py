@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import MalformedError, NotAnArtifactError, TruncatedError, UnreadableError
 
+MOST_FILES, MOST_FOLDERS = 10_000, 8  # that are listed: an artifact with a tokenizer has a dozen, in one folder
 _AGAIN = "copy the artifact again"
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 # Without O_NONBLOCK a pipe of that name would wait for somebody who writes.
@@ -130,6 +131,29 @@ class Folder:
             raise TruncatedError("the file is missing", where=where, fix=_AGAIN) from error
         except (NotADirectoryError, ValueError) as error:
             raise _irregular(where, "a link or a file on the way to it") from error
+
+    def names(self) -> list[str]:
+        """All files and links of the directory and of those in it, by their names within. Raises MalformedError where
+        these are more than any artifact has."""
+        found: list[str] = []
+        with unreadable(str(self.path)):
+            self._gather(self._root.number, "", found)
+        return found
+
+    def _gather(self, at: int, before: str, found: list[str]) -> None:
+        for name in os.listdir(at):
+            place = before + name
+            if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                found.append(place)
+            elif place.count("/") < MOST_FOLDERS:
+                below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                try:
+                    self._gather(below, place + "/", found)
+                finally:
+                    os.close(below)
+            if len(found) > MOST_FILES or place.count("/") >= MOST_FOLDERS:
+                what = "more files, or folders in folders, than an artifact has"
+                raise MalformedError(what, where=str(self.path), expected=f"at most {MOST_FILES} and {MOST_FOLDERS}")
 
     def accept(self, name: str, state: State) -> None:
         """Take for unchanged, from now on, a file that is like this."""

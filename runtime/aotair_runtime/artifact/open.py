@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from ..errors import AlteredError, MalformedError, NotAnArtifactError, TruncatedError
+from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError
 from ..format import codec
 from ..format.rules import check_program
-from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, File, Program
+from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program
 from ..format.torch_names import dtype
 from .companions import is_companion
 from .digests import Verify, check_file, check_length, of_memory
@@ -27,16 +28,29 @@ _TRIES, _TRIES_OF_TWO_STEPS = 100, 3
 _log = logging.getLogger("aotair_runtime")
 
 
+class Gate(Protocol):
+    """What decides whether an artifact is let in, before anything of it is parsed."""
+
+    def admit(self, folder: Folder, program: bytes) -> Mapping[str, str]:
+        """The files that were signed, with their SHA-256; raises a subclass of ArtifactError for one that is not let
+        in. `program`: the bytes that will be parsed."""
+
+    def refuse_unsigned(self, path: Path) -> None:
+        """Raises UnsignedError where weights without a signature are not let in."""
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A checked program and its constants, in the program's order. `folder` holds its files open; `is_mapped`: the
-    constants lie in the weights file, and are no copies of it."""
+    constants lie in the weights file, and are no copies of it. `gate`: what let it in, and other weights have to pass.
+    """
 
     path: Path
     program: Program
     constants: tuple[torch.Tensor, ...]
     folder: Folder | None = None
     is_mapped: bool = False
+    gate: Gate | None = None
 
 
 def open_artifact(path: str | Path) -> Artifact:
@@ -59,23 +73,32 @@ def read_program(path: Path) -> Program:
     return program
 
 
-def opened(path: Path) -> tuple[Folder, Program]:
+def opened(path: Path, gate: Gate | None = None) -> tuple[Folder, Program]:
     """The folder of the artifact at `path`, with its files open, and its checked program. Where it is exchanged
     meanwhile, that is the old one or the new one, whole."""
+    for _ in range(_TRIES_OF_TWO_STEPS):
+        folder = _whole(path)
+        try:
+            return folder, _program(folder, gate)
+        except ArtifactError:  # a gate opens files one by one, and a build may remove them meanwhile
+            if gate is None or not folder.is_elsewhere():
+                raise
     folder = _whole(path)
-    return folder, _program(folder)
+    return folder, _program(folder, gate)
 
 
-def with_weights(folder: Folder, program: Program, *, verify: Verify = "full", private: bool = False) -> Artifact:
-    """The artifact in `folder`, whose `program` was read there, with its weights checked and mapped, or, `private`,
-    copied. Raises a subclass of ArtifactError."""
+def with_weights(
+    folder: Folder, program: Program, *, verify: Verify = "full", private: bool = False, gate: Gate | None = None
+) -> Artifact:
+    """The artifact in `folder`, whose `program` was read there, and let in by `gate`, with its weights checked and
+    mapped, or, `private`, copied. Raises a subclass of ArtifactError."""
     file, listed, began = folder.file(WEIGHTS_FILE), _listed(program, WEIGHTS_FILE), time.perf_counter()
     check_length(file, listed)
     _check_bounds(file, program)
     memory = mapped(file, private=private)
     looked = check_file(file, listed, verify, of_memory(memoryview(memory)) if private else None)
     found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
-    artifact = Artifact(folder.path, program, _constants(found, program, file), folder, not private)
+    artifact = Artifact(folder.path, program, _constants(found, program, file), folder, not private, gate)
     check_unchanged(artifact)
     seconds = max(time.perf_counter() - began, 1e-9)
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
@@ -116,7 +139,7 @@ def _whole(path: Path) -> Folder:
     """The folder with its files open: a build that takes its place may remove what nobody has opened yet."""
     for _ in range(_TRIES):
         folder = _there(path)
-        names = (PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE)
+        names = (PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, SIGNATURE_FILE)
         if all(folder.has(name) for name in names) or not folder.is_elsewhere():
             return folder
         folder.close()
@@ -147,7 +170,7 @@ def set_aside(path: Path) -> list[Path]:
 # ---- its files -------------------------------------------------------------------------------------------------------
 
 
-def _program(folder: Folder) -> Program:
+def _program(folder: Folder, gate: Gate | None) -> Program:
     if not folder.has(PROGRAM_FILE):
         raise NotAnArtifactError(
             "this is not an artifact",
@@ -156,12 +179,18 @@ def _program(folder: Folder) -> Program:
             fix="build one with: aotair build RECIPE",
         )
     file = folder.file(PROGRAM_FILE)
-    program = codec.parse(file.content(MOST_PROGRAM_BYTES), file.where)
+    content = file.content(MOST_PROGRAM_BYTES)
+    signed = None if gate is None else gate.admit(folder, content)
+    program = codec.parse(content, file.where)
     check_program(program, file.where)
     names = [entry.name for entry in program.files]
     tensors = {name for name in names if not is_companion(name)}
     if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
         raise MalformedError("program.files breaks a rule of the format", where=file.where, got=ascii(names)[:200])
+    for listed in program.files if signed is not None else ():
+        if signed is not None and signed.get(listed.name) != listed.sha256:
+            where = str(folder.path / listed.name)
+            raise AlteredError("the program lists another file than the one that was signed", where=where)
     return program
 
 

@@ -51,7 +51,9 @@ def read_weights(
     """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved, and
     `constants` the model's own. Raises WeightsError or an ArtifactError."""
     if is_artifact(path):
-        return _of_artifact(path, artifact.program)
+        return _of_artifact(path, artifact)
+    if artifact.gate is not None:
+        artifact.gate.refuse_unsigned(path)
     program, golden = artifact.program, read_golden(artifact)
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
@@ -115,9 +117,9 @@ def _put_back(
 # ---- an artifact ---------------------------------------------------------------------------------------------------
 
 
-def _of_artifact(path: Path, program: Program) -> Weights:
-    folder, other = opened(path)
-    _check_alike(program, other, str(path))
+def _of_artifact(path: Path, artifact: Artifact) -> Weights:
+    folder, other = opened(path, artifact.gate)
+    _check_alike(artifact.program, other, str(path))
     found = with_weights(folder, other)
     numbers = range(len(found.constants))
     return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
