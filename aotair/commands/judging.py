@@ -6,20 +6,24 @@ from pathlib import Path
 import click
 
 import aotair_runtime
+from aotair_runtime import TrustPolicy
 from aotair_runtime.format.schema import SIGNATURE_FILE
 
-from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, import_modules
+from .echo import echo
+from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, import_modules, trusting
 
 
 @click.command()
 @click.argument("artifact", required=False, type=click.Path(path_type=Path))
 @DEVICE
+@trusting
 @click.option("--memory-budget", metavar="BYTES", help='The most that it may take: "24GiB", "90%".')
 @ALLOW
 @IMPORT
 @JSON
 def doctor(
     artifact: Path | None,
+    trust: TrustPolicy | None,
     device: str | None,
     memory_budget: str | None,
     namespaces: tuple[str, ...],
@@ -33,10 +37,12 @@ def doctor(
         from aotair_runtime.fitness.node import this_node
 
         node = this_node()
-        click.echo(json.dumps(node.as_dict(), indent=2) if as_json else str(node))
+        echo(json.dumps(node.as_dict(), indent=2) if as_json else str(node))
         return
-    found = aotair_runtime.check(artifact, device=device, memory_budget=memory_budget, allow_namespaces=namespaces)
-    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    found = aotair_runtime.check(
+        artifact, device=device, memory_budget=memory_budget, allow_namespaces=namespaces, trust=trust
+    )
+    echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     if not found.runs:
         raise SystemExit(1)
 
@@ -61,4 +67,4 @@ def sign(
     if chain and certificate is None:
         raise click.UsageError("--chain goes with --certificate")
     count = sign_artifact(artifact, Signer(key, password_file, certificate, chain))
-    click.echo(f"signed {count} files: {artifact / SIGNATURE_FILE}")
+    echo(f"signed {count} files: {artifact / SIGNATURE_FILE}")

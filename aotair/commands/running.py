@@ -9,6 +9,7 @@ import aotair_runtime
 from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 
+from .echo import echo
 from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
 
 
@@ -27,20 +28,20 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
 
     program = read_program(artifact)
     if as_json:
-        click.echo(json.dumps(asdict(program), indent=2))
+        echo(json.dumps(asdict(program), indent=2))
         return
     if weights:
-        click.echo(weights_text(program))
+        echo(weights_text(program))
         return
     if bucket is None:
-        click.echo(summary(program))
+        echo(summary(program))
         return
     found = [(e, b) for e in program.entry_points for b in e.buckets if describe(e, b.sizes) == bucket]
     if not found:
         names = "; ".join(describe(e, b.sizes) for e in program.entry_points for b in e.buckets)
         raise AotairError("no such bucket", where=str(artifact), expected=names, got=bucket)
     for entry, item in found:
-        click.echo(bucket_text(program, entry, item))
+        echo(bucket_text(program, entry, item))
 
 
 @click.command()
@@ -75,7 +76,7 @@ def run(
             raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
         outputs = {key: tensor.cpu() for key, tensor in model.entry_points[name].named_outputs(given).items()}
     for key, tensor in outputs.items():
-        click.echo(f"{key}: {describe_tensor(tensor)}")
+        echo(f"{key}: {describe_tensor(tensor)}")
     if out is not None:
         write_tensors(out, outputs)
 
@@ -112,13 +113,13 @@ def verify(
         check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        echo(json.dumps([asdict(result) for result in results], indent=2))
     else:
         rows = [
             [f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", f"{r.units:.3g}", "ok" if r.within else "WRONG"]
             for r in results
         ]
-        click.echo(table(["bucket", "largest error", "in units", "result"], rows))
+        echo(table(["bucket", "largest error", "in units", "result"], rows))
     if not all(result.within for result in results):
         raise SystemExit(1)
 
@@ -131,7 +132,7 @@ def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
     if gate is None:
         raise click.UsageError("--signature-only goes with --key, --certificate or --trust")
     with_weights(*opened(artifact, gate), gate=gate)
-    click.echo("the signature is good, and all files are those that were signed")
+    echo("the signature is good, and all files are those that were signed")
 
 
 @click.command()
@@ -176,8 +177,8 @@ def bench(
             original.to(model.device)
         rows = list(measure(model, originals, seconds))
         if as_json:
-            click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+            echo(json.dumps([row.as_dict() for row in rows], indent=2))
             return
-        click.echo(bench_table(rows))
+        echo(bench_table(rows))
         if memory:
-            click.echo(f"\n{model.memory()}")
+            echo(f"\n{model.memory()}")

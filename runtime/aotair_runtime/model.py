@@ -17,7 +17,7 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, open_device
-from .errors import ArgumentError, ClosedError, DeviceError
+from .errors import ArgumentError, ClosedError, DeviceError, shown
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
@@ -31,6 +31,8 @@ from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
 from .weights.swap import read_weights, swap
+
+_MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
 
 
 def load(
@@ -163,7 +165,8 @@ class Model:
 
     def __repr__(self) -> str:
         return (
-            f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: {', '.join(self.entry_points)}>"
+            f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: "
+            f"{shown(', '.join(self.entry_points))}>"
         )
 
     @property
@@ -361,9 +364,9 @@ class Model:
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
     """The device to load to, and the pool, which a handle may stand for."""
     if pool is None:
-        return open_device(name or program.requirements.device), None
+        return open_device(name or program.requirements.device[:_MOST_NAME]), None
     if isinstance(pool, tuple) and len(pool) == 2 and all(type(part) is int for part in pool):
-        device = open_device(name or program.requirements.device)
+        device = open_device(name or program.requirements.device[:_MOST_NAME])
         return device, pool_of(pool, device)
     if not isinstance(pool, Pool):
         raise ArgumentError(

@@ -672,3 +672,14 @@ def test_verify_looks_at_the_signature_first(signed: Path, tmp_path: Path):
     (tmp_path / "trust.json").write_text(json.dumps({"keys": ["a.pub"]}))
     assert command("verify", signed, "--trust", tmp_path / "trust.json", "--signature-only").exit_code == 0
     assert command("verify", signed, "--trust", tmp_path / "trust.json", "--key", other).exit_code == 2
+
+
+def test_doctor_says_whether_the_signature_would_do(signed: Path, trust: TrustPolicy, tmp_path: Path):
+    other = write_key(tmp_path, "b.pem").with_suffix(".pub")
+    assert aotair.check(signed, trust=trust).answer == "runs here"
+    (row,) = aotair.check(signed, trust=TrustPolicy(keys=[other])).reasons
+    assert (row.name, row.standing) == ("signature", "missing") and "another key" in row.has
+    assert command("doctor", signed, "--key", tmp_path / "a.pub").exit_code == 0
+    assert command("doctor", signed, "--key", other).exit_code == 1
+    (signed / "model.sig").unlink()
+    assert aotair.check(signed, trust=trust).answer == "cannot"

@@ -8,13 +8,16 @@ import torch
 
 from ..artifact.digests import check_length
 from ..artifact.folder import Folder
+from ..artifact.limits import MOST_PROGRAM_BYTES
 from ..artifact.open import opened
 from ..devices import KINDS, Device, Limits
-from ..errors import DeviceError, MalformedError
-from ..format.schema import WEIGHTS_FILE, Program
+from ..errors import ArtifactError, DeviceError, MalformedError
+from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..format.torch_names import dtype
 from ..model import buckets_now
 from ..settings import Settings, settle
+from ..trust.gate import gate_for
+from ..trust.policy import TrustPolicy
 from .needs import (
     capture_row,
     find_device,
@@ -38,6 +41,7 @@ def check(
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
     pack_weights: bool | None = None,
+    trust: TrustPolicy | None = None,
 ) -> Verdict:
     """Whether the artifact at `path` runs on this node, without reading its weights: "runs here", "runs here slower"
     or "cannot", with a row for each requirement. The arguments are those that `load` would be given.
@@ -59,9 +63,9 @@ def check(
             pack_weights=pack_weights,
         )
         _check_lengths(folder, program)
+        rows = [torch_row(program), *_signature(folder, trust)]
     finally:
         folder.close()
-    rows = [torch_row(program)]
     found, row = find_device(program, device)
     rows.append(row)
     if found is not None:
@@ -94,6 +98,19 @@ def _check_lengths(folder: Folder, program: Program) -> None:
             expected=f"at least {data:,} bytes",
             got=f"{file.nbytes:,}",
         )
+
+
+def _signature(folder: Folder, trust: TrustPolicy | None) -> Iterator[Requirement]:
+    """Whether the policies of caller and node would let it in, as far as that is known without its weights."""
+    gate = gate_for(trust, "full", everything=False)
+    if gate is None:
+        return
+    try:
+        gate.admit(folder, folder.file(PROGRAM_FILE).content(MOST_PROGRAM_BYTES))
+    except ArtifactError as error:
+        yield Requirement("signature", "one that the policy trusts", error.what, "missing", error.fix or error.got)
+        return
+    yield Requirement("signature", "one that the policy trusts", "a good one")
 
 
 def _speed(program: Program, device: Device, settings: Settings) -> Iterator[Requirement]:

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from ..errors import shown
 from ..format.text import table
 
 Standing = Literal["met", "slower", "missing"]
@@ -50,10 +51,10 @@ class Verdict:
 
     def __str__(self) -> str:
         rows = [[item.name, item.standing, item.demanded, item.has] for item in self.requirements]
-        lines = [f"{self.name}: {self.answer}" + (f", on {self.device}" if self.runs else "")]
+        lines = [f"{_cut(self.name)}: {self.answer}" + (f", on {self.device}" if self.runs else "")]
         lines += ["", left_aligned(["requirement", "", "demanded", "this node has"], rows)]
         fixes = [f"{item.name}: {item.fix}" for item in self.reasons if item.fix]
-        return "\n".join([*lines, "", *fixes] if fixes else lines)
+        return shown("\n".join([*lines, "", *fixes] if fixes else lines))
 
 
 def left_aligned(head: list[str], rows: list[list[str]]) -> str:

@@ -48,7 +48,7 @@ class Gate:
             raise _unsigned("checkpoints and adapters carry no signature", path)
 
 
-def gate_for(trust: TrustPolicy | None, verify: object) -> Gate | None:
+def gate_for(trust: TrustPolicy | None, verify: object, *, everything: bool = True) -> Gate | None:
     """What a load has to pass under the caller's policy and the node's; None where there is neither. Raises
     PolicyError, and ArgumentError where `verify_weights` would leave bytes out that the signature is of, or goes by a
     signature that nobody asks for."""
@@ -63,7 +63,7 @@ def gate_for(trust: TrustPolicy | None, verify: object) -> Gate | None:
             expected="verify_weights='full' or 'signed-only', where a policy asks for signatures",
             got=repr(verify),
         )
-    return Gate(policies, verify != "signed-only") if policies else None
+    return Gate(policies, everything and verify != "signed-only") if policies else None
 
 
 def _check_names(folder: Folder, signed: Mapping[str, str]) -> None:
