@@ -428,6 +428,7 @@ BUNDLES: dict[str, Callable[[dict], object]] = {
     "a signature that is a number": at(ENVELOPE, "signatures", 0, "sig", value=7),
     "a signature of a megabyte": at(ENVELOPE, "signatures", 0, "sig", value="AAAA" * (1 << 18)),
     "a signature that is no base64": at(ENVELOPE, "signatures", 0, "sig", value="\x1b[2J"),
+    "a field beside a signature": at(ENVELOPE, "signatures", 0, "cert", value="x"),
     "an empty signature": at(ENVELOPE, "signatures", 0, "sig", value=""),
     "zeros as a signature": at(ENVELOPE, "signatures", 0, "sig", value=ZEROS),
     "another payload": at(ENVELOPE, "payload", value=base64.b64encode(b"{}").decode()),
@@ -535,6 +536,19 @@ def test_a_statement_of_another_kind_is_refused_though_it_is_signed(path: Path, 
     resign(path, key, STATEMENTS[what])
     with pytest.raises(SignatureError):
         aotair.load(path, trust=trust)
+
+
+def test_weights_that_were_signed_and_that_the_program_does_not_list_are_refused(path: Path, tmp_path: Path):
+    """A signer whose tool took the digest of other weights than the program's."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    sign(path, "--key", write_key(tmp_path, "k.pem", key))
+
+    def change(files: list) -> None:
+        next(item for item in files if item["name"] == "weights.safetensors")["digest"] = "0" * 64
+
+    resign(path, key, of_files(change))
+    with pytest.raises(AlteredError, match="lists another file"):
+        aotair.load(path, trust=TrustPolicy(keys=[pem_of(key)]))
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------
