@@ -88,6 +88,8 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m benchmarks.packed
 	$(BIN)/python -m benchmarks.large
 	$(BIN)/python -m benchmarks.quantized
+	$(BIN)/python -m benchmarks.exchanged
+	$(BIN)/python -m benchmarks.killed
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from aotair_runtime import AotairError, Limits, Model, Pool, __version__, graph_pool, load
+from aotair_runtime import AotairError, Limits, Model, Pool, TrustPolicy, Verdict, __version__, check, graph_pool, load
 from aotair_runtime.artifact import ops as _runtime_ops
 
 from .log import logger
@@ -24,8 +24,11 @@ __all__ = [
     "Model",
     "Pool",
     "Recipe",
+    "TrustPolicy",
+    "Verdict",
     "__version__",
     "build",
+    "check",
     "graph_pool",
     "host_as_npu",
     "load",

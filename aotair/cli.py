@@ -7,7 +7,8 @@ import click
 import aotair_runtime
 from aotair_runtime.errors import AotairError
 
-from .commands import building, chatting, running
+from .commands import building, chatting, judging, running
+from .commands.echo import echo
 
 
 class _Group(click.Group):
@@ -17,10 +18,10 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except AotairError as error:
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo("interrupted: nothing was written", err=True)
+            echo("interrupted: nothing was written", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             sys.stderr.close()
@@ -28,7 +29,7 @@ class _Group(click.Group):
         except OSError as error:
             if error.filename is None:
                 raise
-            click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            echo(f"error: {error.filename}: {error.strerror}", err=True)
             ctx.exit(1)
 
 
@@ -56,6 +57,8 @@ for _command in (
     running.run,
     running.verify,
     running.bench,
+    judging.doctor,
+    judging.sign,
     chatting.chat,
 ):
     main.add_command(_command)

@@ -40,6 +40,14 @@ class ProofError(AotairError):
     """The built program does not answer as the original model does."""
 
 
+class WriteError(AotairError):
+    """The system does not let a file or an artifact be written; what was there is as it was."""
+
+
+class SignError(AotairError):
+    """An artifact cannot be signed: its key, its certificate, or a package that is missing; it is as it was."""
+
+
 class InternalError(Exception):
     """A stage left something illegal behind: a fault of aotair (or of a custom pass), never of the recipe."""
 

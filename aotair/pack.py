@@ -1,9 +1,8 @@
-"""The artifact's directory: written aside, checked by the runtime, renamed into place; the same input, same bytes."""
+"""The artifact's directory: written aside, checked by the runtime, put into place; the same input, same bytes."""
 
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from aotair_runtime.artifact.companions import is_companion
 from aotair_runtime.artifact.digests import described
 from aotair_runtime.artifact.open import Artifact, open_artifact
-from aotair_runtime.errors import AotairError, ArtifactError
+from aotair_runtime.errors import AotairError, ArtifactError, UnreadableError
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import (
     COMPANIONS,
@@ -27,6 +26,7 @@ from aotair_runtime.format.schema import (
 )
 from aotair_runtime.weights.golden import replay_golden
 
+from .disk.place import new_folder, refusals
 from .errors import InternalError, ProofError, RecipeError
 from .graph.resolve import resolved
 from .program import Built
@@ -44,24 +44,22 @@ _WAYS = (
 @contextlib.contextmanager
 def written_aside(out: Path) -> Iterator[Path]:
     """A directory beside `out` that becomes `out` when the block ends well, and is removed when it does not."""
-    _check_target(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        yield aside
-        os.chmod(aside, 0o755)
-        _replace(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with refusals(out):
+        _check_target(out)
+    with new_folder(out) as folder:
+        yield folder
 
 
 def lay_down(built: Built, folder: Path) -> Artifact:
     """Write the program, unproved, and its weights into `folder`; returns what a node would read there, which is what
     has to be proved."""
-    weights = _written(built.weights, folder / WEIGHTS_FILE)
-    (folder / PROGRAM_FILE).write_bytes(codec.dump(replace(built.program, files=(weights,))))
+    with refusals(folder):
+        weights = _written(built.weights, folder / WEIGHTS_FILE)
+        (folder / PROGRAM_FILE).write_bytes(codec.dump(replace(built.program, files=(weights,))))
     try:
         return open_artifact(folder)
+    except UnreadableError:
+        raise
     except ArtifactError as error:
         raise InternalError(f"the program that was written cannot be read: {error}") from error
 
@@ -69,24 +67,23 @@ def lay_down(built: Built, folder: Path) -> Artifact:
 def pack(proved: Proved, report: str, folder: Path, along: Sequence[File] = ()) -> Program:
     """Complete the artifact that `lay_down` began and that was proved, with the files that travel `along` and lie there
     already; returns the program as written."""
-    golden = _written(proved.golden, folder / GOLDEN_FILE)
-    program = replace(proved.program, files=(*proved.program.files, golden, *along))
-    (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
-    (folder / REPORT_FILE).write_text(report, encoding="utf-8")
+    with refusals(folder):
+        golden = _written(proved.golden, folder / GOLDEN_FILE)
+        program = replace(proved.program, files=(*proved.program.files, golden, *along))
+        (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
+        (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
 
 
 def take_along(job: Job, folder: Path) -> tuple[File, ...]:
     """Copy the files that travel along: those of a checkpoint, and over them those that the recipe names."""
     into = folder / COMPANIONS
-    into.mkdir()
-    if job.companions is not None:
-        job.companions(into)
+    with refusals(into):
+        into.mkdir()
+        if job.companions is not None:
+            job.companions(into)
     for file in job.files:
-        try:
-            shutil.copyfile(file, into / file.name)
-        except OSError as error:
-            raise RecipeError(f"files: {file} cannot be read: {error.strerror}", where=job.where) from error
+        _copy(file, into / file.name, job.where)
     found = []
     for file in sorted(into.iterdir()):
         name = f"{COMPANIONS}/{file.name}"
@@ -103,6 +100,15 @@ def take_along(job: Job, folder: Path) -> tuple[File, ...]:
     if not found:
         into.rmdir()
     return tuple(found)
+
+
+def _copy(file: Path, to: Path, where: str) -> None:
+    try:
+        source = file.open("rb")
+    except OSError as error:
+        raise RecipeError(f"files: {file} cannot be read: {error.strerror}", where=where) from error
+    with source, refusals(to), to.open("wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def check_written(folder: Path, where: str) -> None:
@@ -152,13 +158,3 @@ def _check_target(out: Path) -> None:
             expected="an artifact to replace, or nothing",
             fix="choose another place with -o",
         )
-
-
-def _replace(aside: Path, out: Path) -> None:
-    if not out.exists():
-        os.replace(aside, out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    os.replace(out, old / out.name)
-    os.replace(aside, out)
-    shutil.rmtree(old)

@@ -16,16 +16,17 @@ import aotair_runtime
 
 BUILDER, RUNTIME = ROOT / "aotair", ROOT / "runtime" / "aotair_runtime"
 RUNTIME_MAY_IMPORT = {"torch", "msgpack", "safetensors", "aotair_runtime"}
+OPTIONAL = {"npu.py": {"torch_npu"}, "signer.py": {"cryptography"}}  # where a device, or a signature, asks for it
 # The folders and files of both packages, in the order in which they may import each other: only what comes before.
 ORDER = {
     BUILDER: [
-        "errors", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes", "lower",
-        "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse", "tools",
-        "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
+        "errors", "disk", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes",
+        "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse",
+        "tools", "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
-        "errors", "format", "devices", "artifact", "memory", "settings", "capture", "call", "weights", "report",
-        "model", "__init__",
+        "errors", "format", "devices", "artifact", "trust", "memory", "settings", "capture", "call", "weights",
+        "report", "model", "fitness", "__init__",
     ],
 }  # fmt: skip
 
@@ -48,7 +49,7 @@ def imports(file: Path) -> Iterator[tuple[str, int]]:
 
 @pytest.mark.parametrize("file", files(RUNTIME), ids=lambda f: f.name)
 def test_the_runtime_imports_torch_msgpack_safetensors_and_the_standard_library(file: Path):
-    allowed = RUNTIME_MAY_IMPORT | ({"torch_npu"} if file.name == "npu.py" else set())
+    allowed = RUNTIME_MAY_IMPORT | OPTIONAL.get(file.name, set())
     for module, level in imports(file):
         top = module.split(".")[0]
         assert level or top in allowed or top in sys.stdlib_module_names, f"{file.name} imports {module}"
@@ -81,6 +82,14 @@ def test_nobody_reads_the_environment(file: Path):
     assert "os.environ" not in text and "getenv" not in text
 
 
+MOVES = re.compile(r"\b(os\.(replace|rename|renames|link|symlink)|shutil\.(move|rmtree)|tempfile\.\w+)\(")
+
+
+@pytest.mark.parametrize("file", files(BUILDER) + files(RUNTIME), ids=lambda f: f.name)
+def test_only_the_folder_disk_puts_files_into_their_places(file: Path):
+    assert file.parent == BUILDER / "disk" or not MOVES.search(file.read_text())
+
+
 @pytest.mark.parametrize("package, project", [(BUILDER, ROOT), (RUNTIME, ROOT), (RUNTIME, ROOT / "runtime")])
 def test_a_package_and_its_wheel_say_that_they_are_typed(package: Path, project: Path):
     assert (package / "py.typed").is_file()
@@ -104,7 +113,7 @@ def test_a_wheel_holds_every_folder_of_its_packages(project: Path, sources: dict
 
 
 def test_the_public_names():
-    runtime = {"AotairError", "Limits", "Model", "Pool", "graph_pool", "load"}
+    runtime = {"AotairError", "Limits", "Model", "Pool", "TrustPolicy", "Verdict", "check", "graph_pool", "load"}
     assert set(aotair_runtime.__all__) == runtime
     assert set(aotair.__all__) == runtime | {
         "CompilerConfig", "Recipe", "__version__", "build", "host_as_npu", "logger", "register_replacement",

@@ -1,10 +1,6 @@
 """The `buckets` of a recipe's file replaced, and every other byte of it kept."""
 
-import contextlib
 import itertools
-import os
-import shutil
-import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +10,7 @@ import yaml
 
 from aotair_runtime.errors import AotairError
 
+from ..disk.place import new_file
 from ..recipe.read import parse_recipe
 from .points import Bucket
 
@@ -60,20 +57,13 @@ def _with(data: dict[str, Any], plain: Plain, place: Sequence[str]) -> dict[str,
 
 
 def write(file: Path, plain: Plain, place: Sequence[str] = ("buckets",)) -> None:
-    """Replace the buckets at `place` in a recipe's file, written aside and renamed."""
+    """Replace the buckets at `place` in a recipe's file, as a whole."""
     target = file.resolve()
     try:
         text = target.read_bytes().decode("utf-8")
         changed = replaced(text, plain, str(file), place)
-        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(changed.encode("utf-8"))
-            shutil.copymode(target, aside)
-            os.replace(aside, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(aside)
+        with new_file(target) as aside:
+            aside.write_bytes(changed.encode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise AotairError(f"the recipe cannot be written: {error}", where=str(file)) from error
 

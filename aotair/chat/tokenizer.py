@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aotair_runtime.artifact.companions import companion, companions
+from aotair_runtime.artifact.companions import companions, read_companion
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.schema import Program
 
@@ -38,7 +38,7 @@ class Tokenizer:
                 fix="build it from a checkpoint (model.pretrained), or name the file in the recipe's files",
             )
         try:
-            self._tokens = tokenizers.Tokenizer.from_file(str(companion(path, program, _NEEDED)))
+            self._tokens = tokenizers.Tokenizer.from_str(read_companion(path, program, _NEEDED).decode("utf-8"))
         except AotairError:
             raise
         except Exception as error:  # whatever its Rust code makes of the file
@@ -53,12 +53,18 @@ class Tokenizer:
         if name not in companions(self._program):
             return {}
         try:
-            found = json.loads(companion(self._path, self._program, name).read_text(encoding="utf-8"))
+            found = json.loads(self._text(name))
         except (ValueError, RecursionError) as error:
             raise AotairError(f"{name} is not JSON: {error}", where=str(self._path)) from error
         if not isinstance(found, dict):
             raise AotairError(f"{name} holds no JSON object", where=str(self._path), got=type(found).__name__)
         return found
+
+    def _text(self, name: str) -> str:
+        try:
+            return read_companion(self._path, self._program, name).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise AotairError(f"{name} is no text in UTF-8: {error}", where=str(self._path)) from error
 
     def sampling(self, **given: Any) -> Sampling:
         """How to choose tokens: as `given`, else as the model's generation_config.json says, else the likeliest."""
@@ -114,7 +120,7 @@ class Tokenizer:
 
         text = self.json("chat_template.json").get("chat_template", self._config.get("chat_template"))
         if "chat_template.jinja" in companions(self._program):
-            text = companion(self._path, self._program, "chat_template.jinja").read_text(encoding="utf-8")
+            text = self._text("chat_template.jinja")
         if isinstance(text, list):  # several by name
             text = next((one.get("template") for one in text if one.get("name") == "default"), None)
         if not isinstance(text, str):

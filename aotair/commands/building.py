@@ -10,6 +10,7 @@ import click
 
 from aotair_runtime.format.schema import Program
 
+from .echo import echo
 from .options import ALLOW, JSON, SET
 
 
@@ -62,7 +63,7 @@ def build(
         parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
     with Progress(quiet=as_json) as progress:
         summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like)
-    click.echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
+    echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
 
 
 @click.command()
@@ -76,7 +77,7 @@ def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: b
     from ..recipe.read import read_recipe
 
     found = explained(read_recipe(recipe, changes))
-    click.echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
+    echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
 
 
 @click.command()
@@ -104,7 +105,7 @@ def plan(
         from ..tools.intervals import planned
 
         found = planned(file, alignment, seconds)
-        click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+        echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
         return
     from ..promise import promised
     from ..report.memory import memory_dict, memory_text
@@ -112,7 +113,7 @@ def plan(
     assert what is not None
     program, refuse_too_much = _program(what, changes, as_json)
     promise = promised(program)
-    click.echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
+    echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
     refuse_too_much()
 
 
@@ -154,10 +155,10 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
     from ..report.buckets import Wanted, chosen, write_chosen
 
     found = chosen(trace, recipe, Wanted(**limits), entry)
-    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
+    echo(json.dumps(found.as_dict(), indent=2) if as_json else found.text())
     if write:
         write_chosen(recipe, found)
-        click.echo(f"wrote {recipe}", err=True)
+        echo(f"wrote {recipe}", err=True)
 
 
 @click.command()
@@ -169,12 +170,13 @@ def buckets(trace: Path, recipe: Path, entry: str | None, write: bool, as_json: 
 def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[str, ...], example: str | None) -> None:
     """Write a first recipe: for FACTORY (package:callable or file.py:callable), from its model's signature; or for a
     checkpoint on disk, DIR as the Hugging Face hub lays it out or a GGUF file, from its configuration."""
+    from ..disk.place import new_file
     from ..recipe.examples import copy_example
     from ..recipe.scaffold import first_recipe, read_kwargs
 
     if factory is None and example is not None:
         for file in copy_example(example, out or Path.cwd()):
-            click.echo(f"wrote {file}", err=True)
+            echo(f"wrote {file}", err=True)
         return
     if factory is None or example is not None:
         raise click.UsageError("give a factory, or --example NAME")
@@ -185,12 +187,13 @@ def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[
     else:
         text = first_recipe(factory, read_kwargs(kwargs))
     if out is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     if out.exists():
         raise click.UsageError(f"{out} exists already")
-    out.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {out}; look through it, then: aotair build {out}", err=True)
+    with new_file(out) as aside:
+        aside.write_text(text, encoding="utf-8")
+    echo(f"wrote {out}; look through it, then: aotair build {out}", err=True)
 
 
 @click.command()
@@ -198,4 +201,4 @@ def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
     from ..recipe.recipe import Recipe
 
-    click.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+    echo(json.dumps(Recipe.model_json_schema(), indent=2))

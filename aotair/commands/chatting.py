@@ -9,6 +9,7 @@ import click
 
 import aotair_runtime
 
+from .echo import echo
 from .options import ARTIFACT, DEVICE
 
 
@@ -52,11 +53,11 @@ def chat(
                 continue
             start, count = time.perf_counter(), talk.made
             for piece in talk.say(line):
-                click.echo(piece, nl=False)
-            click.echo()
+                echo(piece, nl=False)
+            echo()
             if speed:
                 seconds, made = time.perf_counter() - start, talk.made - count
-                click.echo(f"{made} tokens in {seconds:.2f} s, {made / seconds:.1f} a second", err=True)
+                echo(f"{made} tokens in {seconds:.2f} s, {made / seconds:.1f} a second", err=True)
 
 
 def _messages() -> Iterator[str]:
@@ -70,7 +71,7 @@ def _messages() -> Iterator[str]:
         try:
             line = input("> ").strip()
         except EOFError:
-            click.echo()
+            echo()
             return
         if line == "/exit":
             return

@@ -1,12 +1,15 @@
 """What several commands take, and how they load an artifact."""
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 import aotair_runtime
+from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
@@ -32,8 +35,44 @@ IMPORT = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of tables.")
 
 
+def trusting(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say whose signature counts, as the argument `trust`."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        keys: tuple[Path, ...],
+        certificates: tuple[Path, ...],
+        names: tuple[str, ...],
+        trust: Path | None,
+        **more: Any,
+    ) -> None:
+        if trust is not None and (keys or certificates or names):
+            raise click.UsageError("--trust stands alone: the file names keys and certificates")
+        policy = None if trust is None else TrustPolicy.from_file(trust)
+        if keys or certificates or names:
+            policy = TrustPolicy(keys=keys, certificates=certificates, names=names)
+        command(trust=policy, **more)
+
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--trust", type=path, help="A policy (JSON): only what it trusts."),
+        click.option("--name", "names", multiple=True, help="With --certificate: the signer's mail address or name."),
+        click.option("--certificate", "certificates", multiple=True, type=path, help="The signer's authority (PEM)."),
+        click.option("--key", "keys", multiple=True, type=path, help="The signer's public key (PEM)."),
+    ):
+        run = option(run)
+    return run
+
+
 def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:
     """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
+    import_modules(modules)
+    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)
+
+
+def import_modules(modules: tuple[str, ...]) -> None:
+    """What --import names."""
     import importlib
 
     sys.path.insert(0, str(Path.cwd()))
@@ -42,4 +81,3 @@ def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...]
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
             raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error
-    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)

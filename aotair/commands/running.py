@@ -6,9 +6,11 @@ from pathlib import Path
 import click
 
 import aotair_runtime
+from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 
-from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded
+from .echo import echo
+from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
 
 
 @click.command()
@@ -26,20 +28,20 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
 
     program = read_program(artifact)
     if as_json:
-        click.echo(json.dumps(asdict(program), indent=2))
+        echo(json.dumps(asdict(program), indent=2))
         return
     if weights:
-        click.echo(weights_text(program))
+        echo(weights_text(program))
         return
     if bucket is None:
-        click.echo(summary(program))
+        echo(summary(program))
         return
     found = [(e, b) for e in program.entry_points for b in e.buckets if describe(e, b.sizes) == bucket]
     if not found:
         names = "; ".join(describe(e, b.sizes) for e in program.entry_points for b in e.buckets)
         raise AotairError("no such bucket", where=str(artifact), expected=names, got=bucket)
     for entry, item in found:
-        click.echo(bucket_text(program, entry, item))
+        echo(bucket_text(program, entry, item))
 
 
 @click.command()
@@ -74,41 +76,63 @@ def run(
             raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
         outputs = {key: tensor.cpu() for key, tensor in model.entry_points[name].named_outputs(given).items()}
     for key, tensor in outputs.items():
-        click.echo(f"{key}: {describe_tensor(tensor)}")
+        echo(f"{key}: {describe_tensor(tensor)}")
     if out is not None:
         write_tensors(out, outputs)
 
 
 @click.command()
 @ARTIFACT
+@trusting
+@click.option("--signature-only", is_flag=True, help="Check the signature and all digests, and replay nothing.")
 @DEVICE
 @ALLOW
 @IMPORT
 @JSON
 def verify(
-    artifact: Path, device: str | None, namespaces: tuple[str, ...], modules: tuple[str, ...], as_json: bool
+    artifact: Path,
+    trust: TrustPolicy | None,
+    signature_only: bool,
+    device: str | None,
+    namespaces: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Check the digests of ARTIFACT and replay its golden inputs on this machine."""
+    """Check the digests of ARTIFACT and replay its golden inputs on this machine; with --key, --certificate or --trust,
+    its signature first."""
     from dataclasses import asdict
 
-    from aotair_runtime.artifact.companions import companion, companions
+    from aotair_runtime.artifact.companions import check_companions
     from aotair_runtime.format.text import table
     from aotair_runtime.weights.golden import replay_golden
 
-    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True) as model:
-        for name in companions(model.program):
-            companion(artifact, model.program, name)
+    if signature_only:
+        _check_signature(artifact, trust)
+        return
+    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True, trust=trust) as model:
+        check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        echo(json.dumps([asdict(result) for result in results], indent=2))
     else:
         rows = [
             [f"{r.entry}: {r.bucket}", f"{r.max_abs_error:.2e}", f"{r.units:.3g}", "ok" if r.within else "WRONG"]
             for r in results
         ]
-        click.echo(table(["bucket", "largest error", "in units", "result"], rows))
+        echo(table(["bucket", "largest error", "in units", "result"], rows))
     if not all(result.within for result in results):
         raise SystemExit(1)
+
+
+def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
+    from aotair_runtime.artifact.open import opened, with_weights
+    from aotair_runtime.trust.gate import gate_for
+
+    gate = gate_for(trust, "full")
+    if gate is None:
+        raise click.UsageError("--signature-only goes with --key, --certificate or --trust")
+    with_weights(*opened(artifact, gate), gate=gate)
+    echo("the signature is good, and all files are those that were signed")
 
 
 @click.command()
@@ -153,8 +177,8 @@ def bench(
             original.to(model.device)
         rows = list(measure(model, originals, seconds))
         if as_json:
-            click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+            echo(json.dumps([row.as_dict() for row in rows], indent=2))
             return
-        click.echo(bench_table(rows))
+        echo(bench_table(rows))
         if memory:
-            click.echo(f"\n{model.memory()}")
+            echo(f"\n{model.memory()}")

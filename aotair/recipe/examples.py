@@ -7,6 +7,8 @@ from pathlib import Path
 
 from aotair_runtime.errors import AotairError
 
+from ..disk.place import new_file, refusals
+
 
 def copy_example(name: str, folder: Path) -> Iterator[Path]:
     """Copy the recipe of that name, and the file that makes its model, into a folder; gives what was written.
@@ -30,9 +32,11 @@ def copy_example(name: str, folder: Path) -> Iterator[Path]:
             raise AotairError(
                 "a file would be overwritten", where="aotair init", got=str(file), fix="pass --out FOLDER"
             )
-    folder.mkdir(parents=True, exist_ok=True)
+    with refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for written, content in texts.items():
-        (folder / written).write_text(content, encoding="utf-8")
+        with new_file(folder / written) as aside:
+            aside.write_text(content, encoding="utf-8")
         yield folder / written
 
 

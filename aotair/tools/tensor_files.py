@@ -1,5 +1,7 @@
 """Tensors in files that people have at hand: .safetensors and .npz."""
 
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,24 @@ import safetensors.torch
 import torch
 
 from aotair_runtime.errors import AotairError
+
+from ..disk.place import new_file
+
+# What readers of such files say of one that is broken; a zip file may be so in all of these ways.
+_BROKEN = (
+    safetensors.SafetensorError,
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
@@ -23,7 +43,7 @@ def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
 
             with numpy.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (safetensors.SafetensorError, ValueError, TypeError, OSError) as error:
+    except _BROKEN as error:
         raise AotairError(f"not readable: {error}", where=str(path)) from error
     raise _unknown(path)
 
@@ -31,12 +51,17 @@ def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a .safetensors or .npz file; raises AotairError for any other name."""
     if path.suffix == ".safetensors":
-        safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        with new_file(path) as aside:
+            safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
     elif path.suffix == ".npz":
         import numpy
 
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-        numpy.savez(path, **arrays)
+        try:
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        except TypeError as error:
+            raise AotairError(f"NumPy does not know it: {error}", where=str(path), fix="write .safetensors") from error
+        with new_file(path) as aside, aside.open("wb") as stream:
+            numpy.savez(stream, **arrays)
     else:
         raise _unknown(path)
 
@@ -46,8 +71,11 @@ def describe_tensor(tensor: torch.Tensor) -> str:
     head = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     if not tensor.numel():
         return head
-    low, high = tensor.min().item(), tensor.max().item()
-    first = " ".join(f"{value:.4g}" for value in tensor.flatten()[:4].tolist())
+    plain = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    first = " ".join(f"{value:.4g}" for value in plain.flatten()[:4].tolist())
+    if tensor.is_complex():
+        return f"{head}, begins {first}"
+    low, high = plain.min().item(), plain.max().item()
     return f"{head}, from {low:.4g} to {high:.4g}, begins {first}"
 
 

@@ -6,7 +6,10 @@ It imports torch, msgpack, safetensors and the standard library, and runs no cod
 from .capture.pool import Pool, graph_pool
 from .devices import Limits
 from .errors import AotairError
+from .fitness.check import check
+from .fitness.verdict import Verdict
 from .model import Model, load
+from .trust.policy import TrustPolicy
 
-__all__ = ["AotairError", "Limits", "Model", "Pool", "graph_pool", "load"]
+__all__ = ["AotairError", "Limits", "Model", "Pool", "TrustPolicy", "Verdict", "check", "graph_pool", "load"]
 __version__ = "0.1.0"

@@ -1,16 +1,36 @@
 """Every way in which loading or calling an artifact can be refused, one class for each."""
 
+import re
+
+# What a terminal obeys instead of printing: control characters but for tab and the end of a line, marks that turn the
+# direction of writing, other ends of lines; and halves of characters, which cannot be printed.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_MOST_LINE = 4000
+
+
+def shown(text: str) -> str:
+    """A text that others may have written, as a terminal prints it: what it would obey is escaped (`\\x1b`)."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _lines(text: str) -> str:
+    """The same, with lines of a length that somebody may read."""
+    lines = shown(text).split("\n")
+    return "\n".join(line if len(line) <= _MOST_LINE else f"{line[:_MOST_LINE]}…" for line in lines)
+
 
 class AotairError(Exception):
     """A refusal that its reader can act on.
 
     The message names where the fault lies, what was expected, what came instead and what to do about it; each part
-    is optional except `what`. `stage` is that of the build which it ended, if any.
+    is optional except `what`. What a terminal would obey is escaped in them. `stage` is that of the build which it
+    ended, if any.
     """
 
     stage: str | None = None
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", got: str = "", fix: str = ""):
+        what, where, expected, got, fix = map(_lines, (what, where, expected, got, fix))
         self.what, self.where, self.expected, self.got, self.fix = what, where, expected, got, fix
         parts = [f"{where}: {what}" if where else what]
         parts += [f"  {name}: {text}" for name, text in (("expected", expected), ("got", got), ("fix", fix)) if text]
@@ -33,6 +53,10 @@ class AlteredError(ArtifactError):
     """The bytes of a file do not match their recorded digest."""
 
 
+class UnreadableError(ArtifactError):
+    """The system does not let a file of the artifact be read: rights, too many open files, a fault of the disk."""
+
+
 class FormatVersionError(ArtifactError):
     """The artifact was written in a format that this runtime does not read."""
 
@@ -47,6 +71,34 @@ class RequirementError(ArtifactError):
 
 class NamespaceError(RequirementError):
     """The program names an op that it may not use."""
+
+
+class TrustError(ArtifactError):
+    """The artifact is not known to be by whom the policy trusts; nothing of it was parsed."""
+
+
+class PolicyError(TrustError):
+    """The policy cannot be applied: a file of it cannot be read, or the package that verifies signatures is missing."""
+
+
+class UnsignedError(TrustError):
+    """There is no signature, and the policy asks for one."""
+
+
+class SignatureError(TrustError):
+    """The signature is none that is read, or does not fit what it signs."""
+
+
+class SignerError(TrustError):
+    """The signer is not one whom the policy trusts: another key, another authority, another name."""
+
+
+class ExpiredError(TrustError):
+    """The signer's certificate, or one that vouches for it, is not valid now."""
+
+
+class AddedFileError(TrustError):
+    """The artifact's folder holds a file that was not signed."""
 
 
 class CallError(AotairError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .artifact.open import Artifact, read_program, with_weights
+from .artifact.open import Artifact, check_unchanged, opened, with_weights
 from .artifact.ops import NAMESPACES, resolve
 from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
@@ -17,7 +17,7 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .devices import Device, Limits, open_device
-from .errors import ArgumentError, ClosedError, DeviceError
+from .errors import ArgumentError, ClosedError, DeviceError, shown
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
@@ -25,10 +25,14 @@ from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
+from .trust.gate import gate_for
+from .trust.policy import TrustPolicy
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
 from .weights.swap import read_weights, swap
+
+_MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
 
 
 def load(
@@ -45,6 +49,9 @@ def load(
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
     pack_weights: bool | None = None,
+    verify_weights: str | bool = "full",
+    private: bool = False,
+    trust: TrustPolicy | None = None,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -69,15 +76,26 @@ def load(
     `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
     them (bfloat16 linear layers on the CPU, the format NZ on NPUs): slower, and on the CPU without a second copy of
     these weights in memory. Weights of four bits are packed in any case.
+    `verify_weights`: "full" (True) compares every byte of the weights with the digests that the build recorded;
+    "sampled" those of the first 64 MiB and of an eighth of the others, drawn by chance: it finds what was cut or copied
+    badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair_runtime` says at the level
+    INFO how much was looked at, and how fast.
+    `trust`: load only what somebody has signed whom this policy trusts (`aotair sign`); the signature is verified
+    before anything of the artifact is parsed. It holds for `load_weights` and `load_adapter` too. Where the node has a
+    policy of its own (`/etc/aotair/trust.json`), both have to be satisfied. All files of the artifact are compared with
+    what was signed; with `verify_weights="signed-only"` the program and the weights alone, and what is read later when
+    it is read. "sampled" and "length" are refused then.
+    `private`: copy the weights instead of mapping them, so that nothing that becomes of the file reaches the model.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
     path = Path(path)
-    program = read_program(path)
-    opened, pool = _open_device(device, pool, program)
-    check_requirements(program, opened, str(path))
+    gate = gate_for(trust, verify_weights)
+    folder, program = opened(path, gate)
+    opened_device, pool = _open_device(device, pool, program)
+    check_requirements(program, opened_device, str(path))
     settings = settle(
         program.options,
         clone_input=clone_input,
@@ -89,8 +107,11 @@ def load(
         memory_budget=memory_budget,
         allow_namespaces=allow_namespaces,
         pack_weights=pack_weights,
+        verify_weights=verify_weights,
+        private=private,
     )
-    return Model(with_weights(path, program), opened, settings, pool)
+    artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
+    return Model(artifact, opened_device, settings, pool)
 
 
 class Model:
@@ -98,7 +119,7 @@ class Model:
 
     def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
         self.artifact = artifact
-        wanted = _wanted(artifact.program, settings.capture)
+        wanted = buckets_now(artifact.program, settings.capture)
         self._parts = _checked(artifact, device, settings, pool, wanted)
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
@@ -144,7 +165,8 @@ class Model:
 
     def __repr__(self) -> str:
         return (
-            f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: {', '.join(self.entry_points)}>"
+            f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: "
+            f"{shown(', '.join(self.entry_points))}>"
         )
 
     @property
@@ -208,7 +230,8 @@ class Model:
 
         All is checked before the first byte is written: names, shapes, dtypes. Then the golden inputs are replayed: an
         artifact's outputs have to agree within its tolerance, those of a checkpoint to be finite. Raises WeightsError,
-        or an ArtifactError, where anything fails, with the old weights and states back in their places: for that the
+        or an ArtifactError, where anything fails, or where the file that the weights are mapped from has been written
+        to, with the old weights and states back in their places: for that the
         host holds a copy of them meanwhile. On the CPU, where weights are mapped, the model then has pages of its own;
         no file is written to. States get their first values under the new weights, outputs of earlier calls are
         overwritten, and the golden tensors of the artifact that was loaded stay those of its own weights.
@@ -220,6 +243,7 @@ class Model:
                 expected="an artifact, a .safetensors file or a directory of such files",
                 fix="write a state dict with safetensors.torch.save_file, and pass the file's path",
             )
+        self._refuse_changed()
         constants = self._resident.constants
         naming = Naming(prefix, rename or {})
         weights = read_weights(
@@ -246,6 +270,9 @@ class Model:
             raise ArgumentError("load_adapter: scale is no number", got=repr(scale)[:80], expected="a finite number")
         if not isinstance(path, (str, Path)) or not isinstance(base, (str, Path, type(None))):
             raise ArgumentError("load_adapter takes paths", got=f"{path!r} and base={base!r}"[:80])
+        self._refuse_changed()
+        if self.artifact.gate is not None:
+            self.artifact.gate.refuse_unsigned(Path(path))
         adapter = read_adapter(Path(path), self.program, float(scale))
         checkpoint = read_base(None if base is None else Path(base), self.artifact, adapter)
         with self._alone():
@@ -262,6 +289,7 @@ class Model:
         with self._alone():
             self._refuse_closed()
             if self._base.values:
+                self._refuse_changed()
                 weights = without_adapter(self.artifact, self._base)
                 swap(self, weights, self._resident)
                 self._base = Base({})
@@ -272,6 +300,12 @@ class Model:
     def _refuse_closed(self) -> None:
         if not self._end.alive:
             raise ClosedError("the model was closed", fix="load it again")
+
+    def _refuse_changed(self) -> None:
+        """Raises an ArtifactError where weights that the model reads in the file's pages are others by now."""
+        mine = {tensor.data_ptr() for tensor in self._resident.constants}
+        if any(tensor.data_ptr() in mine for tensor in self.artifact.constants):
+            check_unchanged(self.artifact)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -330,9 +364,9 @@ class Model:
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
     """The device to load to, and the pool, which a handle may stand for."""
     if pool is None:
-        return open_device(name or program.requirements.device), None
+        return open_device(name or program.requirements.device[:_MOST_NAME]), None
     if isinstance(pool, tuple) and len(pool) == 2 and all(type(part) is int for part in pool):
-        device = open_device(name or program.requirements.device)
+        device = open_device(name or program.requirements.device[:_MOST_NAME])
         return device, pool_of(pool, device)
     if not isinstance(pool, Pool):
         raise ArgumentError(
@@ -350,7 +384,7 @@ def _open_device(name: str | torch.device | None, pool: object, program: Program
     return pool.device, pool
 
 
-def _wanted(program: Program, capture: str | Sequence[str]) -> list[tuple[EntryPoint, int]]:
+def buckets_now(program: Program, capture: str | Sequence[str]) -> list[tuple[EntryPoint, int]]:
     """The buckets to capture now, over all entry points the largest first; none of those whose mutated inputs have yet
     to bring their addresses. Raises ArgumentError for names that no bucket has."""
     _check_names(program, capture)

@@ -3,12 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .artifact.digests import Verify
 from .devices import Limits
 from .errors import ArgumentError
 from .format.schema import Options
 from .memory.amounts import read_budget
 
 KEPT_GRAPHS = 4
+_VERIFY: dict[str | bool, Verify] = {
+    "full": "full",
+    "sampled": "sampled",
+    "length": "length",
+    "signed-only": "signed-only",
+    True: "full",
+    False: "length",
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,8 @@ class Settings:
     memory_budget: int | float | None = None
     allow_namespaces: tuple[str, ...] = ()
     pack_weights: bool = True
+    verify: Verify = "full"
+    private: bool = False
 
     @property
     def apart(self) -> bool:
@@ -43,6 +54,8 @@ def settle(
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
     pack_weights: bool | None = None,
+    verify_weights: str | bool = "full",
+    private: bool = False,
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     flags = {
@@ -53,6 +66,7 @@ def settle(
     }
     for name, value in flags.items():
         _must(isinstance(value, bool | None), name, "True, False or None", value)
+    _must(isinstance(private, bool), "private", "True or False", private)
     _must(type(kept_graphs) is int and kept_graphs >= 1, "kept_graphs", "a number, at least 1", kept_graphs)
     _must(isinstance(limits, Limits | None), "limits", "aotair.Limits(captures=…, streams=…, events=…)", limits)
     named = isinstance(capture, (list, tuple, set)) and all(isinstance(bucket, str) for bucket in capture)
@@ -69,7 +83,17 @@ def settle(
         _budget(memory_budget),
         tuple(allow_namespaces),
         _choose(pack_weights, True),
+        _verify(verify_weights),
+        private,
     )
+
+
+def _verify(value: object) -> Verify:
+    """True and False stand for all of the weights and none."""
+    given = _VERIFY.get(value) if isinstance(value, (str, bool)) else None
+    if given is None:
+        raise _wrong("verify_weights", "'full' (True), 'sampled', 'length' (False) or 'signed-only'", value)
+    return given
 
 
 def _choose(given: bool | None, otherwise: bool) -> bool:

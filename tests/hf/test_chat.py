@@ -158,7 +158,7 @@ def test_a_template_means_what_it_means_in_transformers(served, checkpoint: Path
     (tmp_path / "chat_template.jinja").write_text(template)
     monkeypatch.setattr(chat_tokenizer, "companions", lambda _: ["tokenizer.json", "chat_template.jinja"])
     places = {"tokenizer.json": checkpoint, "chat_template.jinja": tmp_path}
-    monkeypatch.setattr(chat_tokenizer, "companion", lambda _path, _program, name: places[name] / name)
+    monkeypatch.setattr(chat_tokenizer, "read_companion", lambda _, __, name: (places[name] / name).read_bytes())
     theirs = tf.AutoTokenizer.from_pretrained(checkpoint)
     want = theirs.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
     assert Tokenizer(checkpoint, served.program)._rendered(messages) == want

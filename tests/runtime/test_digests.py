@@ -9,6 +9,7 @@ from nodes import Node
 
 import aotair
 from aotair_runtime.artifact import digests
+from aotair_runtime.artifact.folder import Folder
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AlteredError, MalformedError, TruncatedError
 from aotair_runtime.format import codec, rules
@@ -32,14 +33,14 @@ def test_each_part_has_the_digest_of_its_bytes(tmp_path: Path, size: int):
     assert (found.nbytes, found.sha256) == (size, hashlib.sha256(data).hexdigest())
     parts = [data[start : start + PART] for start in range(0, size, PART)] if size > PART else []
     assert list(found.parts) == [hashlib.sha256(part).hexdigest() for part in parts]
-    digests.check_file(tmp_path, found)
+    digests.check_file(Folder(tmp_path).file("f"), found)
     for place in {0, size // 2, size - 1} if size else ():
         file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(AlteredError, match="digest"):
-            digests.check_file(tmp_path, found)
+            digests.check_file(Folder(tmp_path).file("f"), found)
     file.write_bytes(data + b"x")
     with pytest.raises(TruncatedError, match="another length"):
-        digests.check_file(tmp_path, found)
+        digests.check_file(Folder(tmp_path).file("f"), found)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -5,6 +5,7 @@ any .safetensors files. It is untrusted: headers are read and compared before an
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..errors import WeightsError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_INDEX_BYTES = 1 << 28
-_DTYPES = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -34,17 +35,19 @@ _DTYPES = {
     "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a checkpoint, as the header of its file describes it, by the `name` that it has there."""
+    """A tensor of a checkpoint, as the header of its file described it, by the `name` that it has there."""
 
     name: str
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
+    version: tuple[int, ...] = ()  # of the file, when its header was read
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,13 @@ class Checkpoint:
             by_file.setdefault(stored.file, []).append(name)
         for file, names in by_file.items():
             with _opened(file) as handle:
-                yield {name: handle.get_tensor(self.tensors[name].name) for name in names}
+                yield {name: _tensor(handle, self.tensors[name]) for name in names}
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, mapped."""
         stored = self.tensors[name]
         with _opened(stored.file) as handle:
-            found: torch.Tensor = handle.get_tensor(stored.name)
-            return found
+            return _tensor(handle, stored)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -191,20 +193,46 @@ def _check_shard(file: Path, found: Mapping[str, Stored], mapped: Mapping[str, s
 
 
 def _header(file: Path) -> dict[str, Stored]:
+    version = _version(file)
     with _opened(file) as handle:
-        return {name: _stored(file, name, handle.get_slice(name)) for name in sorted(handle.keys())}
+        return {name: _stored(file, name, handle.get_slice(name), version) for name in sorted(handle.keys())}
 
 
-def _stored(file: Path, name: str, item: Any) -> Stored:
-    kind = _DTYPES.get(item.get_dtype())
+def _stored(file: Path, name: str, item: Any, version: tuple[int, ...]) -> Stored:
+    kind = DTYPES.get(item.get_dtype())
     if kind is None:
         raise WeightsError(
             f"{name} has a dtype that torch does not have",
             where=str(file),
-            expected=some(list(_DTYPES)),
+            expected=some(list(DTYPES)),
             got=str(item.get_dtype()),
         )
-    return Stored(name, file, kind, tuple(item.get_shape()))
+    return Stored(name, file, kind, tuple(item.get_shape()), version)
+
+
+def _tensor(handle: safetensors.safe_open, stored: Stored) -> torch.Tensor:
+    """What was described is still there, or a WeightsError."""
+    try:
+        found: torch.Tensor | None = handle.get_tensor(stored.name)
+    except safetensors.SafetensorError:
+        found = None
+    same = found is not None and (found.dtype, tuple(found.shape)) == (stored.dtype, stored.shape)
+    if found is None or not same or _version(stored.file) != stored.version:
+        raise WeightsError(
+            "the file was changed while it was read",
+            where=str(stored.file),
+            fix="load it again once nobody writes to it; write checkpoints aside and rename them",
+        )
+    return found
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """Which file this is, and when it was written to last."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"not readable as safetensors: {error}", where=str(file)) from error
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _opened(file: Path) -> safetensors.safe_open:

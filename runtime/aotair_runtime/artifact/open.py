@@ -1,91 +1,225 @@
 """An artifact on disk, opened: checked first, believed after."""
 
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import safetensors
 import torch
 
-from ..errors import MalformedError, NotAnArtifactError
+from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError
 from ..format import codec
 from ..format.rules import check_program
-from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, WEIGHTS_FILE, Program
+from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program
 from ..format.torch_names import dtype
 from .companions import is_companion
-from .digests import check_file
+from .digests import Verify, check_file, check_length, of_memory
+from .folder import Folder, OpenFile
+from .limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
+from .tensors import mapped, tensors_in
+
+SET_ASIDE = ".old"  # how the name ends of what a build sets aside, where two folders cannot change places in one step
+_TRIES, _TRIES_OF_TWO_STEPS = 100, 3
+_log = logging.getLogger("aotair_runtime")
+
+
+class Gate(Protocol):
+    """What decides whether an artifact is let in, before anything of it is parsed."""
+
+    def admit(self, folder: Folder, program: bytes) -> Mapping[str, str]:
+        """The files that were signed, with their SHA-256; raises a subclass of ArtifactError for one that is not let
+        in. `program`: the bytes that will be parsed."""
+
+    def refuse_unsigned(self, path: Path) -> None:
+        """Raises UnsignedError where weights without a signature are not let in."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A checked program and its constants, in the program's order; the constants are mapped, not copied."""
+    """A checked program and its constants, in the program's order. `folder` holds its files open; `is_mapped`: the
+    constants lie in the weights file, and are no copies of it. `gate`: what let it in, and other weights have to pass.
+    """
 
     path: Path
     program: Program
     constants: tuple[torch.Tensor, ...]
+    folder: Folder | None = None
+    is_mapped: bool = False
+    gate: Gate | None = None
 
 
 def open_artifact(path: str | Path) -> Artifact:
     """Read and check everything but the golden tensors and what travels along; raises a subclass of ArtifactError."""
-    return with_weights(Path(path), read_program(Path(path)))
+    return with_weights(*opened(Path(path)))
 
 
-def with_weights(path: Path, program: Program) -> Artifact:
-    """The artifact at `path`, whose `program` has been read, with its weights checked and mapped."""
-    for file in program.files:
-        if file.name == WEIGHTS_FILE:  # the others are checked by whoever reads them
-            check_file(path, file)
-    return Artifact(path, program, _map_weights(path, program))
+def is_artifact(path: Path) -> bool:
+    """Whether an artifact, good or bad, is at `path`."""
+    for _ in range(_TRIES_OF_TWO_STEPS):
+        if (path / PROGRAM_FILE).is_file() or (not os.path.lexists(path) and set_aside(path)):
+            return True
+    return False
 
 
 def read_program(path: Path) -> Program:
     """The checked program of the artifact at `path`, without looking at its other files' contents."""
-    if not path.exists():
-        raise NotAnArtifactError("there is nothing at this path", where=str(path))
-    file = path / PROGRAM_FILE
-    if not file.is_file():
-        raise NotAnArtifactError(
-            "this is not an artifact",
-            where=str(path),
-            expected=f"a directory that holds {PROGRAM_FILE}",
-            fix="build one with: aotair build RECIPE",
-        )
-    program = codec.parse(file.read_bytes(), str(file))
-    check_program(program, str(file))
-    names = [entry.name for entry in program.files]
-    tensors = {name for name in names if not is_companion(name)}
-    if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
-        raise MalformedError("program.files breaks a rule of the format", where=str(file), got=repr(names))
+    folder, program = opened(path)
+    folder.close()
     return program
+
+
+def opened(path: Path, gate: Gate | None = None) -> tuple[Folder, Program]:
+    """The folder of the artifact at `path`, with its files open, and its checked program. Where it is exchanged
+    meanwhile, that is the old one or the new one, whole."""
+    for _ in range(_TRIES_OF_TWO_STEPS):
+        folder = _whole(path)
+        try:
+            return folder, _program(folder, gate)
+        except ArtifactError:  # a gate opens files one by one, and a build may remove them meanwhile
+            if gate is None or not folder.is_elsewhere():
+                raise
+    folder = _whole(path)
+    return folder, _program(folder, gate)
+
+
+def with_weights(
+    folder: Folder, program: Program, *, verify: Verify = "full", private: bool = False, gate: Gate | None = None
+) -> Artifact:
+    """The artifact in `folder`, whose `program` was read there, and let in by `gate`, with its weights checked and
+    mapped, or, `private`, copied. Raises a subclass of ArtifactError."""
+    file, listed, began = folder.file(WEIGHTS_FILE), _listed(program, WEIGHTS_FILE), time.perf_counter()
+    check_length(file, listed)
+    _check_bounds(file, program)
+    memory = mapped(file, private=private)
+    looked = check_file(file, listed, verify, of_memory(memoryview(memory)) if private else None)
+    found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
+    artifact = Artifact(folder.path, program, _constants(found, program, file), folder, not private, gate)
+    check_unchanged(artifact)
+    seconds = max(time.perf_counter() - began, 1e-9)
+    text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
+    _log.info(text, folder.path, looked, file.nbytes, verify, seconds, looked / seconds / 1e9)
+    return artifact
+
+
+def check_unchanged(artifact: Artifact) -> None:
+    """Raises AlteredError or TruncatedError where the file in which the constants lie was written to or cut since they
+    were checked: the model computes with other numbers, and its next call may end the process (SIGBUS)."""
+    if artifact.folder is None or not artifact.is_mapped:
+        return
+    file = artifact.folder.file(WEIGHTS_FILE)
+    now, fix = file.state_now(), "load the artifact again; load(private=True) copies the weights"
+    if now.nbytes != file.nbytes:
+        lengths = {"expected": f"{file.nbytes} bytes", "got": f"{now.nbytes} bytes"}
+        raise TruncatedError("the mapped weights have become another length", where=file.where, fix=fix, **lengths)
+    if now.written != file.state.written:
+        raise AlteredError("the mapped weights were written to", where=file.where, fix=fix)
+    if now != file.state:  # rights, a name, a link more or less; or somebody put the time of writing back
+        check_file(file, _listed(artifact.program, WEIGHTS_FILE))
+        artifact.folder.accept(WEIGHTS_FILE, now)
 
 
 def read_golden(artifact: Artifact) -> dict[str, torch.Tensor]:
     """The golden tensors by name (`golden.py` says which), after their digest was checked."""
-    for file in artifact.program.files:
-        if file.name == GOLDEN_FILE:
-            check_file(artifact.path, file)
-            return read_tensors(artifact.path / file.name)
-    raise NotAnArtifactError("the artifact holds no golden tensors", where=str(artifact.path))
+    if all(file.name != GOLDEN_FILE for file in artifact.program.files):
+        raise NotAnArtifactError("the artifact holds no golden tensors", where=str(artifact.path))
+    file = (artifact.folder or Folder(artifact.path)).file(GOLDEN_FILE)
+    check_file(file, _listed(artifact.program, GOLDEN_FILE))
+    return tensors_in(mapped(file), file.where, most_golden_header(artifact.program))
 
 
-def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, mapped; raises MalformedError."""
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def _whole(path: Path) -> Folder:
+    """The folder with its files open: a build that takes its place may remove what nobody has opened yet."""
+    for _ in range(_TRIES):
+        folder = _there(path)
+        names = (PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, SIGNATURE_FILE)
+        if all(folder.has(name) for name in names) or not folder.is_elsewhere():
+            return folder
+        folder.close()
+    return _there(path)
+
+
+def _there(path: Path) -> Folder:
+    """The folder at `path`, or what a build that takes its place in two steps has set aside meanwhile."""
+    for _ in range(_TRIES_OF_TWO_STEPS):
+        with contextlib.suppress(NotAnArtifactError):
+            return Folder(path)
+        for aside in set_aside(path):
+            with contextlib.suppress(NotAnArtifactError):
+                return Folder(aside)
+    return Folder(path)
+
+
+def set_aside(path: Path) -> list[Path]:
+    """What a build has set aside of the artifact at `path`, and not put back or removed, because it was ended."""
     try:
-        with safetensors.safe_open(str(file), framework="pt") as handle:
-            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise MalformedError(f"not readable as safetensors: {error}", where=str(file)) from error
+        names = os.listdir(path.parent)
+    except (OSError, ValueError):
+        return []
+    mine = [name for name in sorted(names) if name.startswith(f".{path.name}.") and name.endswith(SET_ASIDE)]
+    return [path.parent / name for name in mine if (path.parent / name / PROGRAM_FILE).is_file()]
 
 
-def _map_weights(path: Path, program: Program) -> tuple[torch.Tensor, ...]:
-    file = path / WEIGHTS_FILE
-    tensors = read_tensors(file)
+# ---- its files -------------------------------------------------------------------------------------------------------
+
+
+def _program(folder: Folder, gate: Gate | None) -> Program:
+    if not folder.has(PROGRAM_FILE):
+        raise NotAnArtifactError(
+            "this is not an artifact",
+            where=str(folder.path),
+            expected=f"a directory that holds {PROGRAM_FILE}",
+            fix="build one with: aotair build RECIPE",
+        )
+    file = folder.file(PROGRAM_FILE)
+    content = file.content(MOST_PROGRAM_BYTES)
+    signed = None if gate is None else gate.admit(folder, content)
+    program = codec.parse(content, file.where)
+    check_program(program, file.where)
+    names = [entry.name for entry in program.files]
+    tensors = {name for name in names if not is_companion(name)}
+    if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
+        raise MalformedError("program.files breaks a rule of the format", where=file.where, got=ascii(names)[:200])
+    for listed in program.files if signed is not None else ():
+        if signed is not None and signed.get(listed.name) != listed.sha256:
+            where = str(folder.path / listed.name)
+            raise AlteredError("the program lists another file than the one that was signed", where=where)
+    return program
+
+
+def _listed(program: Program, name: str) -> File:
+    return next(file for file in program.files if file.name == name)
+
+
+def _check_bounds(weights: OpenFile, program: Program) -> None:
+    """Raises MalformedError where the file is longer than the program's constants make it: digests of a hole of a
+    terabyte take an hour, and it takes no room on the disk."""
+    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
+    most = 8 + most_weights_header(program) + data
+    if weights.nbytes > most:
+        raise MalformedError(
+            "the file is longer than the program's constants are",
+            where=weights.where,
+            expected=f"at most {most:,} bytes",
+            got=f"{weights.nbytes:,}",
+        )
+
+
+def _constants(tensors: Mapping[str, torch.Tensor], program: Program, file: OpenFile) -> tuple[torch.Tensor, ...]:
     constants = []
     for constant in program.constants:
         tensor = tensors.get(constant.name)
         if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != constant.shape:
             raise MalformedError(
-                f"the weight {constant.name!r} is not what the program expects",
-                where=str(file),
+                f"the weight {ascii(constant.name)[:80]} is not what the program expects",
+                where=file.where,
                 expected=f"{constant.dtype}{list(constant.shape)}",
                 got="nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}",
             )

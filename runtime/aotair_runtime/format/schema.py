@@ -12,6 +12,7 @@ MAGIC = "aotair"
 FORMAT = 5
 READS = (1, 2, 3, 4, 5)
 PART = 64 << 20  # bytes of a file that have a digest of their own
+SIGNATURE_FILE = "model.sig"  # of all other files, where somebody has signed them
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",

@@ -10,13 +10,13 @@ from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
 from ..artifact.listed import listed, listed_by_file
-from ..artifact.open import Artifact, read_golden, read_program, with_weights
+from ..artifact.open import Artifact, is_artifact, opened, read_golden, with_weights
 from ..artifact.quantisation import quantisation_of
 from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
 from ..errors import MalformedError, WeightsError
 from ..format.prologue import follows_from, tensors
-from ..format.schema import PROGRAM_FILE, Constant, EntryPoint, Program, Tolerance
+from ..format.schema import Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
 from ..format.torch_names import dtype
 from .compared import tolerance_text
@@ -50,8 +50,10 @@ def read_weights(
 ) -> Weights:
     """The weights at `path` for a model of `artifact`, checked whole; `ops` are those of its program, resolved, and
     `constants` the model's own. Raises WeightsError or an ArtifactError."""
-    if (path / PROGRAM_FILE).is_file():
-        return _of_artifact(path, artifact.program)
+    if is_artifact(path):
+        return _of_artifact(path, artifact)
+    if artifact.gate is not None:
+        artifact.gate.refuse_unsigned(path)
     program, golden = artifact.program, read_golden(artifact)
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
@@ -115,10 +117,10 @@ def _put_back(
 # ---- an artifact ---------------------------------------------------------------------------------------------------
 
 
-def _of_artifact(path: Path, program: Program) -> Weights:
-    other = read_program(path)
-    _check_alike(program, other, str(path))
-    found = with_weights(path, other)
+def _of_artifact(path: Path, artifact: Artifact) -> Weights:
+    folder, other = opened(path, artifact.gate)
+    _check_alike(artifact.program, other, str(path))
+    found = with_weights(folder, other)
     numbers = range(len(found.constants))
     return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
 

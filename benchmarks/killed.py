@@ -1,0 +1,120 @@
+"""Builds ended by `kill -9` at random moments: there is the old artifact or the new one, and the next build cleans up.
+
+A process lays down and packs one of two prepared artifacts after the other at one place, until it is killed. Then the
+place is read as a node would read it, every byte is compared, and another process builds there once more. A part of
+the kills meets a place where nothing was yet, and half of them a file system that cannot exchange folders in one step.
+"""
+
+import hashlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from aotair.disk import place
+from aotair.pack import lay_down, pack, written_aside
+from aotair.program import Built
+from aotair.prove.prove import Proved
+from aotair_runtime.artifact.open import open_artifact, opened, read_golden
+from aotair_runtime.errors import AotairError, NotAnArtifactError
+
+from .common import BUILD, Row, options, report
+from .exchanged import VALUES
+
+_BUILDS = 2.5  # that a child has the time for, at the most
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--folder", type=Path, default=BUILD / "exchanged")
+    given = parser.parse_args()
+    # In another process: a child of one that has computed with several threads may wait for them for ever.
+    command = "import pathlib, sys, benchmarks.exchanged as e; e.prepare(pathlib.Path(sys.argv[1]), len(sys.argv) > 2)"
+    subprocess.run([sys.executable, "-c", command, str(given.folder), *["--rebuild"] * given.rebuild], check=True)
+    count = kills(given.folder, given.kills)
+    of = f"of {given.kills} kills"
+    rows = [
+        Row(f"{of}, artifacts that are not the old one or the new one", 0, count["broken"]),
+        Row(f"{of}, folders left after the next build", 0, count["left"]),
+        Row(f"{of}, in the midst of writing", 0.2 * given.kills, count["writing"], at_least=True),
+    ]
+    report(rows, given.json, **count)
+
+
+def kills(folder: Path, number: int) -> Counter:
+    """What became of the place, after so many builds that were killed."""
+    made = [_Made(folder / name) for name in VALUES]
+    place_of, count, chance = folder / "killed", Counter(), random.Random(0)
+    shutil.rmtree(place_of, ignore_errors=True)
+    place_of.mkdir()
+    out = place_of / "served.aotair"
+    began = time.perf_counter()
+    known = {one.write(out) for one in made * 3}
+    most = _BUILDS * (time.perf_counter() - began) / (3 * len(made))
+    for turn in range(number):
+        fresh = turn % 4 == 3
+        if fresh:
+            shutil.rmtree(out)
+        _killed(made, out, chance.uniform(0, most), two_steps=turn % 2 == 0)
+        count["writing"] += len(os.listdir(place_of)) > 1
+        count["broken"] += _digest(out) not in ({*known, ""} if fresh else known)
+        made[turn % 2].write(out)
+        count["left"] += len(os.listdir(place_of)) - 1
+        count["broken"] += _digest(out) not in known
+    return count
+
+
+class _Made:
+    """An artifact as the stages before the last have made it."""
+
+    def __init__(self, path: Path):
+        artifact = open_artifact(path)
+        names = [constant.name for constant in artifact.program.constants]
+        self._program = artifact.program
+        self._weights = dict(zip(names, artifact.constants))
+        self._golden = read_golden(artifact)
+
+    def write(self, out: Path) -> str:
+        with written_aside(out) as folder:
+            program = lay_down(Built(self._program, self._weights, {}), folder).program
+            pack(Proved(program, self._golden), "<html></html>" * 1000, folder)
+        return _digest(out)
+
+
+def _killed(made: list[_Made], out: Path, seconds: float, two_steps: bool) -> None:
+    """A child that builds again and again, and is killed after so many seconds."""
+    child = os.fork()
+    if child == 0:
+        if two_steps:
+            place.exchange = lambda *_: False
+        for turn in itertools.count():
+            made[turn % 2].write(out)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _digest(out: Path) -> str:
+    """Of all files of the artifact that a node finds at the place; empty where it finds none."""
+    try:
+        folder, _ = opened(out)
+        open_artifact(folder.path)
+    except NotAnArtifactError:
+        return ""
+    except AotairError as error:
+        return str(error)
+    state = hashlib.sha256()
+    for file in sorted(folder.path.iterdir()):
+        state.update(f"{file.name}\0".encode() + file.read_bytes())
+    return state.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""How much of an artifact is read before it is refused: each limit with its reason."""
+
+from ..format.schema import Program
+
+# A program of 24 layers and 16 buckets has some hundreds of kilobytes; one that is as long as this takes a few GB to
+# be looked through, which is what a file may ask for by its length alone.
+MOST_PROGRAM_BYTES = 64 << 20
+# Files that are read whole: a tokenizer of 256,000 tokens has 35 MB.
+MOST_COMPANION_BYTES = 256 << 20
+# What a safetensors header says of one tensor beside its name: dtype, up to 64 sizes, two offsets.
+_MOST_OF_A_TENSOR = 2048
+_BYTES_OF_A_LETTER = 12  # as JSON escapes one outside of the basic plane
+_LAST = ("", ".at", ".is", ".slack")  # of a golden tensor, by `weights/golden.py`
+
+
+def most_weights_header(program: Program) -> int:
+    """The longest header that a weights file can have: it names the program's constants and nothing else."""
+    return _header(sum(len(constant.name) for constant in program.constants), len(program.constants))
+
+
+def most_golden_header(program: Program) -> int:
+    """The longest header that golden tensors can have: inputs, outputs and what a call changes, of each bucket."""
+    letters = count = 0
+    states = [len(state.name) for state in program.state]
+    for entry in program.entry_points:
+        inputs = [len(spec.name) for spec in entry.inputs]
+        names = 2 * (sum(inputs) + len(inputs)) + sum(states)
+        of_bucket = 2 * len(inputs) + len(states) + len(entry.outputs)
+        count += of_bucket * len(_LAST) * len(entry.buckets)
+        letters += (names + of_bucket * (len(entry.name) + 40)) * len(_LAST) * len(entry.buckets)
+    return _header(letters, count)
+
+
+def known_names(program: Program) -> frozenset[str]:
+    """The tensors that a weights file holds."""
+    return frozenset(constant.name for constant in program.constants)
+
+
+def _header(letters: int, count: int) -> int:
+    return 1024 + letters * _BYTES_OF_A_LETTER + count * _MOST_OF_A_TENSOR

@@ -1,0 +1,119 @@
+"""Would a load of this artifact succeed here? Worked out from its program alone."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..artifact.digests import check_length
+from ..artifact.folder import Folder
+from ..artifact.limits import MOST_PROGRAM_BYTES
+from ..artifact.open import opened
+from ..devices import KINDS, Device, Limits
+from ..errors import ArtifactError, DeviceError, MalformedError
+from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
+from ..format.torch_names import dtype
+from ..model import buckets_now
+from ..settings import Settings, settle
+from ..trust.gate import gate_for
+from ..trust.policy import TrustPolicy
+from .needs import (
+    capture_row,
+    find_device,
+    instructions_row,
+    int8_row,
+    memory_rows,
+    op_rows,
+    packed_row,
+    torch_row,
+    vendor_rows,
+)
+from .verdict import Requirement, Verdict
+
+
+def check(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    capture: str | Sequence[str] = "all",
+    limits: Limits | None = None,
+    memory_budget: int | float | str | None = None,
+    allow_namespaces: Sequence[str] = (),
+    pack_weights: bool | None = None,
+    trust: TrustPolicy | None = None,
+) -> Verdict:
+    """Whether the artifact at `path` runs on this node, without reading its weights: "runs here", "runs here slower"
+    or "cannot", with a row for each requirement. The arguments are those that `load` would be given.
+
+    Without `device`, and where the artifact's own is not there, the answer is that for the CPU, which `Verdict.device`
+    says then. Nothing is allocated, but where a weight is packed on trial to know its size. An artifact whose program
+    is whole is never refused: what is missing is a row. Raises the subclass of ArtifactError that `load` raises for one
+    that is malformed, cut or none, and ArgumentError or DeviceError for wrong arguments.
+    """
+    _refuse_unknown(device)
+    folder, program = opened(Path(path))
+    try:
+        settings = settle(
+            program.options,
+            capture=capture,
+            limits=limits,
+            memory_budget=memory_budget,
+            allow_namespaces=allow_namespaces,
+            pack_weights=pack_weights,
+        )
+        _check_lengths(folder, program)
+        rows = [torch_row(program), *_signature(folder, trust)]
+    finally:
+        folder.close()
+    found, row = find_device(program, device)
+    rows.append(row)
+    if found is not None:
+        wanted = buckets_now(program, settings.capture)
+        rows += [*vendor_rows(program, found), *int8_row(program, found)]
+        rows += op_rows(program, found, settings, str(path))
+        rows.append(capture_row(program, found, settings, wanted, str(path)))
+        rows += memory_rows(program, found, settings, str(path))
+        rows += _speed(program, found, settings)
+    name = str(found.torch_device) if found is not None else str(device or program.requirements.device)
+    return Verdict(str(path), program.name, name[:80], tuple(rows))
+
+
+def _refuse_unknown(device: object) -> None:
+    """Raises DeviceError for what is no device of any node; one that this node lacks is an answer."""
+    kind, _, index = str(device).partition(":")
+    if device is not None and (kind not in KINDS or (index and (kind == "cpu" or not index.isdecimal()))):
+        raise DeviceError(f"unknown device {str(device)[:80]!r}", expected=" or ".join(KINDS) + ", with an index")
+
+
+def _check_lengths(folder: Folder, program: Program) -> None:
+    """Raises TruncatedError or MalformedError where the weights are not of the length that they have to have."""
+    file = folder.file(WEIGHTS_FILE)
+    check_length(file, next(listed for listed in program.files if listed.name == WEIGHTS_FILE))
+    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
+    if data > file.nbytes:
+        raise MalformedError(
+            "the program's constants are more than the file holds",
+            where=file.where,
+            expected=f"at least {data:,} bytes",
+            got=f"{file.nbytes:,}",
+        )
+
+
+def _signature(folder: Folder, trust: TrustPolicy | None) -> Iterator[Requirement]:
+    """Whether the policies of caller and node would let it in, as far as that is known without its weights."""
+    gate = gate_for(trust, "full", everything=False)
+    if gate is None:
+        return
+    try:
+        gate.admit(folder, folder.file(PROGRAM_FILE).content(MOST_PROGRAM_BYTES))
+    except ArtifactError as error:
+        yield Requirement("signature", "one that the policy trusts", error.what, "missing", error.fix or error.got)
+        return
+    yield Requirement("signature", "one that the policy trusts", "a good one")
+
+
+def _speed(program: Program, device: Device, settings: Settings) -> Iterator[Requirement]:
+    """What it runs without, and slower."""
+    yield from packed_row(program, device, settings)
+    yield from instructions_row(program, device)
