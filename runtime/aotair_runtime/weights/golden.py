@@ -49,7 +49,7 @@ def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, t
     bits = _BITS.get(after.element_size(), torch.uint8)
     unlike = before.view(bits) != after.view(-1).view(bits)
     if bits.itemsize < after.element_size():
-        unlike = unlike.view(before.numel(), -1).any(1)
+        unlike = unlike.view(-1, after.element_size() // bits.itemsize).any(1)
     at = unlike.nonzero().flatten()
     if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
         return {name: after}
