@@ -1,6 +1,8 @@
 """A checkpoint on disk as Hugging Face's hub lays it out: its configuration, and the model with its weights."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
 import shutil
@@ -70,6 +72,12 @@ class Source:
         given: dict[str, Any] = {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
         return given | ({"gguf_file": self.path.name} if self.is_gguf else {})
 
+    def version(self) -> tuple[int, ...]:
+        """Says that files have changed: what was read of them is true no longer."""
+        files = [self.path] if self.is_gguf else sorted(file for file in self.path.iterdir() if file.is_file())
+        found = [file.stat() for file in files]
+        return tuple(part for one in found for part in (one.st_ino, one.st_mtime_ns, one.st_size))
+
 
 def open_source(path: Path, where: str) -> Source:
     """Read the configuration. Raises ModelError, which says what is missing."""
@@ -128,8 +136,7 @@ def _refuse_code(path: Path, where: str) -> None:
 
 def _read_config(source: Source, where: str) -> Any:
     try:
-        with quietly():
-            return transformers.AutoConfig.from_pretrained(**source.place())
+        return copy.deepcopy(_config_of(source.path, source.version()))
     except Exception as error:
         raise ModelError(
             f"model.pretrained: its configuration cannot be read: {_first_line(error)}",
@@ -137,6 +144,20 @@ def _read_config(source: Source, where: str) -> Any:
             expected=f"an architecture that transformers {transformers.__version__} knows",
             got=str(source.path),
         ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _config_of(path: Path, version: tuple[int, ...]) -> Any:
+    """The configuration, which is copied before anybody may change it. Of a GGUF file transformers reads all that
+    stands before the weights, for seconds."""
+    with quietly():
+        return transformers.AutoConfig.from_pretrained(**Source(path, None).place())
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer_of(path: Path, version: tuple[int, ...]) -> Any:
+    with quietly():
+        return transformers.AutoTokenizer.from_pretrained(**Source(path, None).place())
 
 
 def load(source: Source, kind: Any, dtype: torch.dtype, where: str) -> torch.nn.Module:
@@ -148,7 +169,7 @@ def load(source: Source, kind: Any, dtype: torch.dtype, where: str) -> torch.nn.
     try:
         with quietly():
             model, report = kind.from_pretrained(
-                **source.place(), dtype=dtype, output_loading_info=True, **_safetensors(source)
+                **source.place(), dtype=dtype, output_loading_info=True, **_by_kind(source)
             )
     except Exception as error:
         raise ModelError(
@@ -162,8 +183,8 @@ def load(source: Source, kind: Any, dtype: torch.dtype, where: str) -> torch.nn.
     return found
 
 
-def _safetensors(source: Source) -> dict[str, Any]:
-    return {} if source.is_gguf else {"use_safetensors": True}
+def _by_kind(source: Source) -> dict[str, Any]:
+    return {"config": copy.deepcopy(source.config)} if source.is_gguf else {"use_safetensors": True}
 
 
 def _check_files(source: Source, where: str) -> None:
@@ -234,8 +255,7 @@ def quietly() -> Iterator[None]:
 def tokenizer(source: Source, where: str) -> Any:
     """transformers' tokenizer of a checkpoint. Raises ModelError."""
     try:
-        with quietly():
-            return transformers.AutoTokenizer.from_pretrained(**source.place())
+        return _tokenizer_of(source.path, source.version())
     except Exception as error:
         raise ModelError(
             f"model.pretrained: its tokenizer cannot be read: {type(error).__name__}: {_first_line(error)}",

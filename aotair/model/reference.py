@@ -1,7 +1,7 @@
 """The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch.utils import _pytree
@@ -36,8 +36,8 @@ class Original:
         self._lists = tuple(name for name, item in job.inputs.items() if item.host)
         # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
         self._first = [
-            (module, name, buffer, _once(buffer).clone())
-            for module in model.modules()
+            (module, name, f"{path}.{name}" if path else name, buffer, _once(buffer).clone())
+            for path, module in model.named_modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
@@ -49,9 +49,10 @@ class Original:
 
         Its buffers have their first values before, but for those that `states` gives others.
         """
-        self.reset()
+        states = states or {}
+        self.reset(states)
         buffers = self.buffers() if states else {}
-        for name, value in (states or {}).items():
+        for name, value in states.items():
             buffers[name].copy_(value)
         leaves = _pytree.tree_leaves(self.call(inputs))
         return [resolved(leaf).clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -65,10 +66,11 @@ class Original:
         register_results(result)
         return result
 
-    def reset(self) -> None:
-        """Put every buffer back that was there at first, with the value it had."""
-        for module, name, buffer, value in self._first:
-            _once(buffer).copy_(value)
+    def reset(self, but: Collection[str] = ()) -> None:
+        """Put every buffer back that was there at first, with the value it had, `but` those that get another."""
+        for module, name, whole_name, buffer, value in self._first:
+            if whole_name not in but:
+                _once(buffer).copy_(value)
             module._buffers[name] = buffer
 
     def has_fast_path(self) -> bool:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import aotair
 from aotair.cli import main
 from aotair.errors import ModelError
-from aotair.hf.source import quietly
+from aotair.hf.source import open_source, quietly, tokenizer
 from aotair_runtime.artifact.companions import companions
 from examples.generate import generate
 
@@ -106,3 +106,19 @@ def test_one_that_was_cut_is_refused(file: Path, tmp_path: Path):
     with pytest.raises(ModelError, match="configuration cannot be read"):
         aotair.build({"name": "cut", "model": {"pretrained": str(cut)}}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_configuration_and_the_tokenizer_are_read_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    file, read = write(tmp_path / "small.gguf"), []
+    usual = tf.AutoConfig.from_pretrained
+    monkeypatch.setattr(tf.AutoConfig, "from_pretrained", lambda *a, **k: read.append("config") or usual(*a, **k))
+    theirs = tf.AutoTokenizer.from_pretrained
+    monkeypatch.setattr(tf.AutoTokenizer, "from_pretrained", lambda *a, **k: read.append("tokens") or theirs(*a, **k))
+    first = open_source(file, "here")
+    first.config.vocab_size = 7  # a model changes its configuration
+    assert open_source(file, "here").config.vocab_size != 7
+    assert tokenizer(first, "here") is tokenizer(open_source(file, "here"), "here")
+    assert read == ["config", "tokens"]
+    file.touch()
+    assert tokenizer(open_source(file, "here"), "here") is not None
+    assert read == ["config", "tokens"] * 2

@@ -12,7 +12,7 @@ from aotair_runtime.weights.golden import _slack, changes, take_changed
 @given(
     st.integers(0, 200),
     st.lists(st.integers(0, 199), max_size=60),
-    st.sampled_from([torch.float32, torch.float16, torch.int64, torch.bool]),
+    st.sampled_from([torch.float32, torch.float16, torch.int64, torch.bool, torch.complex128]),
 )
 def test_what_changed_comes_back(count: int, places: list[int], dtype: torch.dtype):
     before = torch.zeros(count, dtype=dtype)

@@ -13,6 +13,8 @@ from ..format.sizes import describe
 from .compared import difference
 from .loaded import Loaded
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numbers that are equal where all bits are
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -44,8 +46,11 @@ def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, t
     """`after` as golden tensors: whole under `name`, or, where that is less, the flat positions where it differs from
     `before` (`NAME.at`) and what is there (`NAME.is`). A step of a language model writes a few rows of its caches."""
     before, after = before.reshape(-1), after.contiguous()
-    at = (before.view(torch.uint8) != after.view(-1).view(torch.uint8)).view(-1, after.element_size()).any(1).nonzero()
-    at = at.flatten()
+    bits = _BITS.get(after.element_size(), torch.uint8)
+    unlike = before.view(bits) != after.view(-1).view(bits)
+    if bits.itemsize < after.element_size():
+        unlike = unlike.view(-1, after.element_size() // bits.itemsize).any(1)
+    at = unlike.nonzero().flatten()
     if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
         return {name: after}
     return {f"{name}.at": at, f"{name}.is": after.view(-1)[at]}

@@ -69,3 +69,19 @@ def test_a_call_in_float64_leaves_the_model_as_it_was():
     with Wider():
         original({"x": x})
     assert all(torch.equal(a, b) for a, b in zip(first, original({"x": x})))
+
+
+def test_buffers_that_a_call_is_given_no_states_for_have_their_first_values():
+    def forward(self, x):
+        self.cache.add_(x)
+        self.twin.add_(1)
+        self.steps.add_(1)
+        self.count = self.count + 1
+        return self.cache + self.twin + self.count + self.steps
+
+    memory = torch.zeros(3)
+    model = model_of(forward, cache=memory, twin=memory.view(3), count=torch.zeros(3), steps=torch.zeros(3))
+    original, x = Original(model, entry_of(model, {"x": shaped(3)})), torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(original({"x": x})[0], torch.full((3,), 6.0))
+        assert torch.equal(original({"x": x}, {"cache": torch.full((3,), 10.0)})[0], torch.full((3,), 26.0))
