@@ -33,7 +33,7 @@ from .graph.derived import derivations
 from .graph.operand import results_of
 from .graph.verify import check_graph
 from .lower.select import Kernel, select
-from .lower.specialise import Nodes, specialise
+from .lower.specialise import specialise
 from .passes import pipeline
 from .passes.observer import Observer
 from .plan.check import violations
@@ -200,7 +200,7 @@ def _bucket_graph(
     }
     bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
     where = f"{one.where}: bucket {bucket}"
-    module = specialise(exported.module, shapes, where, Nodes(job.target, tuple(job.needs.allow_namespaces)))
+    module = specialise(exported.module, shapes, where, job.target)
     check_graph(module, "specialise")
     with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
         pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)

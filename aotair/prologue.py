@@ -14,7 +14,7 @@ from .graph.derived import Derivation
 from .graph.fake import fake_mode
 from .graph.operand import results_of
 from .lower.select import select
-from .lower.specialise import Nodes, specialise
+from .lower.specialise import specialise
 from .passes import reinplace_inplaceable_ops
 from .passes.edits import Edits
 from .plan.check import violations
@@ -131,7 +131,7 @@ def _concrete(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Sequence[str]]:
             env[node] = copy.node_copy(node, env.__getitem__)
     module = torch.fx.GraphModule({}, copy)
     reinplace_inplaceable_ops.run(module, Edits("reinplace_inplaceable_ops", _HOST))
-    concrete = specialise(module, {}, "the prologue", Nodes(_HOST)).graph
+    concrete = specialise(module, {}, "the prologue", _HOST).graph
     concrete.output_node().args = (tuple(map(_in_memory_of_its_own, results_of(concrete))),)
     return concrete, outs
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from aotair_runtime.artifact.ops import resolve
+from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import CaptureError
 from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import Constant, Program, Prologue
@@ -56,8 +57,8 @@ def derived_values(program: Program, value: Callable[[str], torch.Tensor]) -> di
     """What the program's prologue makes, by name, of the values that `value` gives. Raises UnsupportedError where an
     instruction fails on this machine."""
     there = tensors(program)
-    namespaces = tuple({op.name.partition("::")[0] for op in program.ops})
-    ops = [resolve(op, namespaces, program.name, host=True) for op in program.ops] if program.prologue.parts else []
+    own = Allowed(ops=tuple(op.name for op in program.ops))
+    ops = [resolve(op, own, program.name, host=True) for op in program.ops] if program.prologue.parts else []
     try:
         made = derived(program, ops, lambda number: value(there[number].name))
     except CaptureError as error:

@@ -25,8 +25,8 @@ ORDER = {
         "tools", "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
-        "errors", "format", "devices", "artifact", "trust", "memory", "settings", "capture", "call", "weights",
-        "report", "model", "fitness", "__init__",
+        "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture", "call",
+        "weights", "report", "model", "fitness", "__init__",
     ],
 }  # fmt: skip
 

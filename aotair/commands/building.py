@@ -11,7 +11,7 @@ import click
 from aotair_runtime.format.schema import Program
 
 from .echo import echo
-from .options import ALLOW, JSON, SET
+from .options import ALLOW, ALLOW_OP, JSON, SET
 
 
 @click.command()
@@ -19,6 +19,7 @@ from .options import ALLOW, JSON, SET
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
 @SET
 @ALLOW
+@ALLOW_OP
 @click.option(
     "--dump-graph",
     type=click.Path(path_type=Path),
@@ -44,6 +45,7 @@ def build(
     out: Path | None,
     changes: tuple[str, ...],
     namespaces: tuple[str, ...],
+    ops: tuple[str, ...],
     dump_graph: Path | None,
     stop_after: str | None,
     max_rewrites: int | None,
@@ -57,8 +59,9 @@ def build(
     from ..summary import Bisection
 
     parsed = read_recipe(recipe, changes)
-    allowed = [*dict.fromkeys((*parsed.target.allow_namespaces, *namespaces))]
-    parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update={"allow_namespaces": allowed})})
+    more = {"allow_namespaces": namespaces, "allow_ops": ops}
+    allowed = {name: [*dict.fromkeys((*getattr(parsed.target, name), *given))] for name, given in more.items()}
+    parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update=allowed)})
     if dump_graph is not None:
         parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
     with Progress(quiet=as_json) as progress:

@@ -10,7 +10,7 @@ from aotair_runtime import TrustPolicy
 from aotair_runtime.format.schema import SIGNATURE_FILE
 
 from .echo import echo
-from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, import_modules, trusting
+from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, import_modules, trusting
 
 
 @click.command()
@@ -19,6 +19,7 @@ from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, import_modules, trus
 @trusting
 @click.option("--memory-budget", metavar="BYTES", help='The most that it may take: "24GiB", "90%".')
 @ALLOW
+@ALLOW_OP
 @IMPORT
 @JSON
 def doctor(
@@ -27,6 +28,7 @@ def doctor(
     device: str | None,
     memory_budget: str | None,
     namespaces: tuple[str, ...],
+    ops: tuple[str, ...],
     modules: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -40,7 +42,12 @@ def doctor(
         echo(json.dumps(node.as_dict(), indent=2) if as_json else str(node))
         return
     found = aotair_runtime.check(
-        artifact, device=device, memory_budget=memory_budget, allow_namespaces=namespaces, trust=trust
+        artifact,
+        device=device,
+        memory_budget=memory_budget,
+        allow_namespaces=namespaces,
+        allow_ops=ops,
+        trust=trust,
     )
     echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     if not found.runs:

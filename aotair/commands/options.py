@@ -29,6 +29,9 @@ ALLOW = click.option(
     metavar="NAME",
     help="Allow custom ops of this namespace, beyond torch's own and torch_npu's.",
 )
+ALLOW_OP = click.option(
+    "--allow-op", "ops", multiple=True, metavar="NAME", help="Allow this op, as aten::bincount, beyond the table's."
+)
 IMPORT = click.option(
     "--import", "modules", multiple=True, metavar="MODULE", help="Import this module first: it defines custom ops."
 )
@@ -65,10 +68,12 @@ def trusting(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def loaded(artifact: Path, namespaces: tuple[str, ...], modules: tuple[str, ...], **options: Any) -> Model:
-    """The artifact, after the user's modules are imported, and with the namespaces that the user allows."""
+def loaded(
+    artifact: Path, namespaces: tuple[str, ...], ops: tuple[str, ...], modules: tuple[str, ...], **options: Any
+) -> Model:
+    """The artifact, after the user's modules are imported, and with the namespaces and ops that the user allows."""
     import_modules(modules)
-    return aotair_runtime.load(artifact, allow_namespaces=namespaces, **options)
+    return aotair_runtime.load(artifact, allow_namespaces=namespaces, allow_ops=ops, **options)
 
 
 def import_modules(modules: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 
 from .echo import echo
-from .options import ALLOW, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
+from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
 
 
 @click.command()
@@ -53,6 +53,7 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
 @click.option("--entry", help="The entry point to call.")
 @DEVICE
 @ALLOW
+@ALLOW_OP
 @IMPORT
 def run(
     artifact: Path,
@@ -61,6 +62,7 @@ def run(
     entry: str | None,
     device: str | None,
     namespaces: tuple[str, ...],
+    ops: tuple[str, ...],
     modules: tuple[str, ...],
 ) -> None:
     """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
@@ -68,7 +70,7 @@ def run(
 
     given = read_tensor_file(inputs)
     options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
-    with loaded(artifact, namespaces, modules, **options) as model:
+    with loaded(artifact, namespaces, ops, modules, **options) as model:
         hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
         given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
         name = entry or next(iter(model.entry_points))
@@ -87,6 +89,7 @@ def run(
 @click.option("--signature-only", is_flag=True, help="Check the signature and all digests, and replay nothing.")
 @DEVICE
 @ALLOW
+@ALLOW_OP
 @IMPORT
 @JSON
 def verify(
@@ -95,6 +98,7 @@ def verify(
     signature_only: bool,
     device: str | None,
     namespaces: tuple[str, ...],
+    ops: tuple[str, ...],
     modules: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -109,7 +113,7 @@ def verify(
     if signature_only:
         _check_signature(artifact, trust)
         return
-    with loaded(artifact, namespaces, modules, device=device, enable_output_clone=True, trust=trust) as model:
+    with loaded(artifact, namespaces, ops, modules, device=device, enable_output_clone=True, trust=trust) as model:
         check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
     if as_json:
@@ -144,6 +148,7 @@ def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
 @click.option("--memory", is_flag=True, help="Print the memory table too.")
 @DEVICE
 @ALLOW
+@ALLOW_OP
 @IMPORT
 @JSON
 def bench(
@@ -153,6 +158,7 @@ def bench(
     memory: bool,
     device: str | None,
     namespaces: tuple[str, ...],
+    ops: tuple[str, ...],
     modules: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -172,7 +178,7 @@ def bench(
         original = load_model(job)
         originals = {one.entry: by_name(getattr(original, one.method), one) for one in job.entries}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
-    with loaded(artifact, namespaces, modules, device=device) as model:
+    with loaded(artifact, namespaces, ops, modules, device=device) as model:
         if originals:
             original.to(model.device)
         rows = list(measure(model, originals, seconds))

@@ -17,7 +17,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
 
-from aotair_runtime.artifact.ops import NAMESPACES
+from aotair_runtime.confine.op_table import NAMESPACES
 from aotair_runtime.devices import grouped
 
 from ..graph.fake import quiet_torch

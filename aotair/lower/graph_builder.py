@@ -8,15 +8,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Argument, Node
 
 from ..graph.fake import fake_result
-from ..target.target import Target
-
-_HOST = Target("cpu")
+from ..target.target import HOST, Target
 
 
 class GraphBuilder:
     """Appends calls to a new graph for `target` and works out, on fake tensors, what they return."""
 
-    def __init__(self, target: Target = _HOST) -> None:
+    def __init__(self, target: Target = HOST) -> None:
         self.target = target
         self.graph = torch.fx.Graph()
         self.mode = FakeTensorMode()

@@ -2,13 +2,12 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch.fx.node import Argument, Node, map_arg
 from torch.utils import _pytree
 
-from aotair_runtime.artifact.ops import NAMESPACES, allowed
+from aotair_runtime.confine.op_table import NAMESPACES
 
 from ..errors import UnsupportedError
 from ..graph.derived import is_constant, mark_constant
@@ -17,7 +16,7 @@ from ..graph.operand import operands
 from ..graph.user_line import source
 from ..ops import experts, int4
 from ..target.out_variants import out_variant
-from ..target.target import Target
+from ..target.target import HOST, Target
 from .bodies import NoBody, body
 from .graph_builder import GraphBuilder
 from .lowerings import COPIES, FILLS, LOWERINGS, UNINITIALISED
@@ -34,27 +33,16 @@ _READS = {torch.Tag.data_dependent_output}
 Given = tuple[tuple[Argument, ...], Mapping[str, Argument]]  # the arguments of a call, by position and by name
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """What will run the program: its device, and the namespaces of ops that it has beyond the format's own."""
-
-    target: Target = field(default_factory=lambda: Target("cpu"))
-    namespaces: tuple[str, ...] = ()
-
-    def names(self, op: torch._ops.OpOverload) -> bool:
-        return allowed(op.name(), (*NAMESPACES, *self.namespaces))
-
-
 def specialise(
-    module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str, nodes: Nodes = Nodes()
+    module: torch.fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], where: str, target: Target = HOST
 ) -> torch.fx.GraphModule:
     """A copy of `module` for inputs of the given concrete shapes, by placeholder name; inputs are contiguous.
 
     Sizes become ints, so no size arithmetic is left; outputs that are constants themselves are copied, so that no
-    caller gets hold of a weight; ops that `nodes` do not have become those that they are made of. Raises
+    caller gets hold of a weight; ops that `target` does not run become those that they are made of. Raises
     UnsupportedError where an op refuses the sizes, or is made of nothing that nodes have.
     """
-    build = GraphBuilder(nodes.target)
+    build = GraphBuilder(target)
     env: dict[Node, Argument] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -64,7 +52,7 @@ def specialise(
             made = build.graph.output(tuple(_owned(build, value) for value in map_arg(operands(node), env.__getitem__)))
             made.meta |= {key: node.meta[key] for key in ("streams", "priorities") if key in node.meta}
         else:
-            env[node] = _call(build, node, env, where, nodes)
+            env[node] = _call(build, node, env, where, target)
     return torch.fx.GraphModule({}, build.graph)
 
 
@@ -80,49 +68,50 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
     return made
 
 
-def _call(build: GraphBuilder, node: Node, env: Mapping[Node, Argument], where: str, nodes: Nodes) -> Argument:
+def _call(build: GraphBuilder, node: Node, env: Mapping[Node, Argument], where: str, target: Target) -> Argument:
     args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
     build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
     if "event" in node.meta:
         return build.event(node)
-    if not _takes(build, node.target, (args, kwargs), nodes):
-        return _expanded(build, node, (args, kwargs), where, nodes)
+    if not _takes(build, node.target, (args, kwargs), target):
+        return _expanded(build, node, (args, kwargs), where, target)
     if node.target is operator.getitem and isinstance(args[0], (tuple, list)) and isinstance(args[1], (int, slice)):
         return args[0][args[1]]  # one of several results of an op that was expanded
     return _made(build, node, (args, kwargs), where)
 
 
-def _takes(build: GraphBuilder, op: object, given: Given, nodes: Nodes) -> bool:
-    """Whether nodes run a call as it is: of an op with a kernel, or of one that calls ops that nodes run."""
+def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> bool:
+    """Whether a node runs a call as it is: of an op with a kernel, or of one that calls ops that it runs."""
     if not isinstance(op, torch._ops.OpOverload):
         return True
-    target = nodes.target
     if op is int4.OP:
         return packed_op(target, op, given[0]) is not None
     if op in experts.TAKEN_APART:
         return False
-    if not nodes.names(op) or target.is_host:
-        return nodes.names(op)
-    if _READS & set(op.tags):
-        return False
-    if op in _ALWAYS or _is_view(op) or target.has_kernel(op) or out_variant(op, target) is not None:
+    if op in _ALWAYS or (_is_view(op) and op.namespace in target.allowed.known):
         return True
-    if op.namespace == target.kind:
+    if not target.is_host and _READS & set(op.tags):
+        return False
+    if out_variant(op, target) is not None:
+        return True
+    if not target.names(op) or target.is_host:
+        return target.names(op)
+    if target.has_kernel(op) or op.namespace == target.kind:
         return True
     if target.composed(op) and op not in build.composed:
         build.composed[op] = False  # where it calls itself
-        build.composed[op] = _composed(build, op, given, nodes)
+        build.composed[op] = _composed(build, op, given, target)
     return build.composed.get(op, False)
 
 
-def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: Given, nodes: Nodes) -> bool:
+def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: Given, target: Target) -> bool:
     try:
         args, kwargs = map_arg(given, _value)
-        inner = body(build.mode, op, args, kwargs, nodes.target, pure=False)
+        inner = body(build.mode, op, args, kwargs, target, pure=False)
     except NoBody:
         return False
     calls = (call for call in inner.graph.nodes if call.op == "call_function")
-    return all(_takes(build, call.target, (call.args, call.kwargs), nodes) for call in calls)
+    return all(_takes(build, call.target, (call.args, call.kwargs), target) for call in calls)
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:
@@ -136,15 +125,15 @@ def _value(node: Node) -> Argument:
     return value
 
 
-def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: Nodes) -> Argument:
+def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, target: Target) -> Argument:
     """The calls of an op's body instead of the op."""
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)  # anything else is called as it is
     args, kwargs = map_arg(given, _value)
     try:
-        inner = body(build.mode, op, args, kwargs, nodes.target)
+        inner = body(build.mode, op, args, kwargs, target)
     except NoBody as reason:
-        raise _lacking(node, op, where, nodes, reason) from reason
+        raise _lacking(node, op, where, target, reason) from reason
     tensors = (leaf for leaf in _pytree.tree_leaves(given) if isinstance(leaf, Node))
     env: dict[Node, Argument] = dict(zip(inner.graph.find_nodes(op="placeholder"), tensors, strict=True))
     for call in inner.graph.nodes:
@@ -153,22 +142,30 @@ def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, nodes: 
             return results
         if call.op == "call_function":
             call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
-            env[call] = _call(build, call, env, where, nodes)
+            env[call] = _call(build, call, env, where, target)
     raise AssertionError("a graph ends with its output")
 
 
-def _lacking(node: Node, op: torch._ops.OpOverload, where: str, nodes: Nodes, reason: NoBody) -> UnsupportedError:
-    if nodes.names(op):
+def _lacking(node: Node, op: torch._ops.OpOverload, where: str, target: Target, reason: NoBody) -> UnsupportedError:
+    if target.names(op):
         return UnsupportedError(
-            f"the op {op} has no kernel on {nodes.target.kind}{source(node)}",
+            f"the op {op} has no kernel on {target.kind}{source(node)}",
             where=where,
             got=f"not made of others: {reason}",
             fix="write it with other ops: it would run on the host, which a capture cannot record",
         )
+    if op.namespace in NAMESPACES:
+        return UnsupportedError(
+            f"the op {op.name()} is none that a node lets programs call{source(node)}",
+            where=where,
+            got=f"a kernel that cannot be taken apart: {reason}",
+            fix=f"write it with other ops; or set target.allow_ops: [{op.name()}] (--allow-op {op.name()}), and load "
+            "with allow_ops too: you vouch that its kernel stays within its tensors, whatever it is called with",
+        )
     return UnsupportedError(
         f"the op {op.name()} is none that a node has{source(node)}",
         where=where,
-        expected=f"ops of the namespaces {', '.join((*NAMESPACES, *nodes.namespaces))}, or made of them",
+        expected=f"ops of the namespaces {', '.join(target.allowed.known)}, or made of them",
         got=f"a kernel that cannot be taken apart: {reason}",
         fix=f"write it with torch's ops; or set target.allow_namespaces: [{op.namespace}] (--allow-namespace "
         f"{op.namespace}), and import the package that defines it on every node",

@@ -92,13 +92,12 @@ def on_host(
 ) -> Model:
     """The artifact on this machine's CPU, whatever device it is built for; the options are those of a load, by default
     a recipe's, but that outputs are copies."""
-    namespaces = tuple({op.name.partition("::")[0] for op in artifact.program.ops})  # the recipe's own model uses them
     settings = Settings(
         clone_input,
         enable_output_clone,
         disable_mempool_reuse_in_same_fx,
         memory_budget=sys.maxsize,  # the budget is for the node
-        allow_namespaces=namespaces,
+        allow_ops=tuple(op.name for op in artifact.program.ops),  # which the recipe allowed
     )
     return Model(artifact, open_device("cpu"), settings)
 

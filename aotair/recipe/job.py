@@ -59,7 +59,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
     entries = entry_jobs(recipe)
-    target = Target(recipe.target.device, recipe.target.pack_weights)
+    target = Target(recipe.target.device, recipe.target.pack_weights, recipe.target.allowed)
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.memory.amounts import read_budget, read_bytes
 
 from ..target.target import Target
@@ -143,11 +144,19 @@ class TargetPart(Part):
     allow_namespaces: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list, description="namespaces of custom ops that every node defines and allows when it loads"
     )
+    allow_ops: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+::[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$")]] = Field(
+        default_factory=list, description="ops beyond the runtime's table, as aten::bincount, that every load allows"
+    )
     pack_weights: bool = Field(
         default=True,
         description="let nodes keep weights in the form that their kernels read fastest (CPU: bfloat16 linear layers), "
         "beside those in the file",
     )
+
+    @property
+    def allowed(self) -> Allowed:
+        """What a program may call on its nodes."""
+        return Allowed(tuple(self.allow_namespaces), tuple(self.allow_ops))
 
     @model_validator(mode="after")
     def _consistent(self) -> "TargetPart":

@@ -29,7 +29,7 @@ def out_variant(op: torch._ops.OpOverload, target: Target) -> torch._ops.OpOverl
     packet = op._overloadpacket
     for name in packet.overloads():
         candidate: torch._ops.OpOverload = getattr(packet, name)
-        if _writes_results_of(candidate, op) and target.has_kernel(candidate):
+        if target.names(candidate) and _writes_results_of(candidate, op) and target.has_kernel(candidate):
             return candidate
     return None
 

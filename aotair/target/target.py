@@ -1,10 +1,12 @@
 """What the device that a recipe builds for can do by itself: which ops have a kernel there."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 import torch
+
+from aotair_runtime.confine.op_table import Allowed
 
 _MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
 
@@ -12,10 +14,15 @@ _MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
 @dataclass(frozen=True)
 class Target:
     """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine.
-    `packs`: whether nodes may keep weights in a form of their own."""
+    `packs`: whether nodes may keep weights in a form of their own. `allowed`: what loads let programs call."""
 
     kind: str
     packs: bool = True
+    allowed: Allowed = field(default_factory=Allowed)
+
+    def names(self, op: torch._ops.OpOverload) -> bool:
+        """Whether a program may call `op` on a node."""
+        return self.allowed.holds(op.name())
 
     def packs_linear(self, weight: torch.dtype, rows: int) -> bool:
         """Whether a linear layer over so many rows is faster where its weight is packed at load, and its result then
@@ -87,6 +94,9 @@ class Target:
     def composed(self, op: torch._ops.OpOverload) -> bool:
         """Whether `op`, where it has no kernel, calls other ops: the device runs it if it runs those."""
         return self.is_host or _registered(op, "CompositeExplicitAutograd")
+
+
+HOST = Target("cpu")
 
 
 def _registered(op: torch._ops.OpOverload, key: str) -> bool:

@@ -53,12 +53,14 @@ def _config(signer: Signer) -> tuple[Any, Any]:
             got=str(error),
             fix="pip install 'aotair[sign]'",
         ) from error
+    make: Any = signing.Config  # types that the package has are not those that it takes
+    digests: Any = hashing.Config
     try:
         if signer.certificate is None:
             password = None if signer.password is None else signer.password.read_bytes().rstrip(b"\r\n")
-            config = signing.Config().use_elliptic_key_signer(private_key=signer.key, password=password)
+            config = make().use_elliptic_key_signer(private_key=signer.key, password=password)
         else:
-            config = signing.Config().use_certificate_signer(
+            config = make().use_certificate_signer(
                 private_key=signer.key,
                 signing_certificate=signer.certificate,
                 certificate_chain=signer.chain or (signer.certificate,),  # it takes no empty chain
@@ -69,4 +71,4 @@ def _config(signer: Signer) -> tuple[Any, Any]:
         what = "the key or the certificate cannot be used"
         expected = "a private key of P-256, P-384 or P-521 as PEM, and a certificate of it"
         raise SignError(what, where=str(signer.key), expected=expected, got=str(error)[:200]) from error
-    return config, hashing.Config()
+    return config, digests()

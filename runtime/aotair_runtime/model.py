@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from .artifact.open import Artifact, check_unchanged, opened, with_weights
-from .artifact.ops import NAMESPACES, resolve
+from .artifact.ops import resolve
 from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
+from .confine.check import check_calls
+from .confine.op_table import Allowed
 from .devices import Device, Limits, open_device
 from .errors import ArgumentError, ClosedError, DeviceError, shown
 from .format.schema import Bucket, EntryPoint, Program
@@ -48,6 +50,7 @@ def load(
     limits: Limits | None = None,
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
+    allow_ops: Sequence[str] = (),
     pack_weights: bool | None = None,
     verify_weights: str | bool = "full",
     private: bool = False,
@@ -72,7 +75,8 @@ def load(
     `kept_graphs`: for how many sets of addresses of such inputs a bucket keeps its graph.
     `limits`: refuse to capture beyond these numbers of graphs, streams and events in this process.
     `memory_budget`: the most that the model may take, in bytes (int, "24GiB") or as a share of the device (0.9, "90%").
-    `allow_namespaces`: namespaces of ops that the program may use beyond aten, npu and air.
+    `allow_ops`: ops that the program may call beyond those of the table (`aotair_runtime.confine.op_table`), by name
+    ("aten::bincount"), and `allow_namespaces`: whole namespaces. You vouch that they stay within the tensors they get.
     `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
     them (bfloat16 linear layers on the CPU, the format NZ on NPUs): slower, and on the CPU without a second copy of
     these weights in memory. Weights of four bits are packed in any case.
@@ -106,6 +110,7 @@ def load(
         limits=limits,
         memory_budget=memory_budget,
         allow_namespaces=allow_namespaces,
+        allow_ops=allow_ops,
         pack_weights=pack_weights,
         verify_weights=verify_weights,
         private=private,
@@ -403,8 +408,9 @@ def _checked(
 ) -> Parts:
     """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
     program, where = artifact.program, str(artifact.path)
-    namespaces = (*NAMESPACES, *settings.allow_namespaces)
-    ops = tuple(resolve(op, namespaces, where, host=device.is_host) for op in program.ops)
+    allowed = Allowed(settings.allow_namespaces, settings.allow_ops)
+    ops = tuple(resolve(op, allowed, where, host=device.is_host) for op in program.ops)
+    check_calls(program, ops, [allowed.vouches(op.name) for op in program.ops], where)
     own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
     pool_costs = [pool_cost(device, program)] * own_pools
     check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)

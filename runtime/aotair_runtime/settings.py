@@ -32,6 +32,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     memory_budget: int | float | None = None
     allow_namespaces: tuple[str, ...] = ()
+    allow_ops: tuple[str, ...] = ()
     pack_weights: bool = True
     verify: Verify = "full"
     private: bool = False
@@ -53,6 +54,7 @@ def settle(
     limits: Limits | None = None,
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
+    allow_ops: Sequence[str] = (),
     pack_weights: bool | None = None,
     verify_weights: str | bool = "full",
     private: bool = False,
@@ -71,8 +73,9 @@ def settle(
     _must(isinstance(limits, Limits | None), "limits", "aotair.Limits(captures=…, streams=…, events=…)", limits)
     named = isinstance(capture, (list, tuple, set)) and all(isinstance(bucket, str) for bucket in capture)
     _must(isinstance(capture, str) or named, "capture", "'all', 'lazy' or a list of buckets", capture)
-    named = isinstance(allow_namespaces, (list, tuple, set)) and all(isinstance(n, str) for n in allow_namespaces)
-    _must(named, "allow_namespaces", "a list of names", allow_namespaces)
+    for name, names in {"allow_namespaces": allow_namespaces, "allow_ops": allow_ops}.items():
+        listed = isinstance(names, (list, tuple, set)) and all(isinstance(one, str) for one in names)
+        _must(listed, name, "a list of names", names)
     return Settings(
         _choose(clone_input, stored.clone_input),
         _choose(enable_output_clone, stored.enable_output_clone),
@@ -82,6 +85,7 @@ def settle(
         limits or Limits(),
         _budget(memory_budget),
         tuple(allow_namespaces),
+        tuple(allow_ops),
         _choose(pack_weights, True),
         _verify(verify_weights),
         private,

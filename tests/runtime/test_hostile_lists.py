@@ -180,5 +180,7 @@ def test_nor_does_what_is_named_out(rewritten):
         named = lists_and("out", (TensorArg(constant), TensorArg(constant)), form=int(Form.EFFECT), outs=())
         return named(program)
 
-    with pytest.raises((MalformedError, CaptureError), match="would write into a constant"):
+    with pytest.raises(
+        (MalformedError, CaptureError), match=r"would write into a constant|does not take its arguments"
+    ):
         aotair.load(rewritten(change), device="cpu")

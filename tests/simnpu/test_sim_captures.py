@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 import aotair
 from aotair.errors import UnsupportedError
 from aotair.lower.graph_builder import GraphBuilder
-from aotair.lower.specialise import Nodes, _expanded, _takes
+from aotair.lower.specialise import _expanded, _takes
 from aotair.target.target import Target
+from aotair_runtime.confine.op_table import Allowed
 
-NPU = Nodes(Target("npu"))
+NPU = Target("npu", allowed=Allowed(namespaces=("aten",)))  # whatever a load allows: what a capture can record
 X, I = torch.rand(2, 4, 4, 4) + 0.1, torch.arange(24).view(2, 3, 4) % 5 + 1  # noqa: E741
 
 UNARY = (

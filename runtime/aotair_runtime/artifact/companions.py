@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from ..errors import AotairError
+from ..format.limits import MOST_COMPANION_BYTES
 from ..format.schema import COMPANIONS, File, Program
 from .digests import check_file, check_length, of_memory
 from .folder import Folder
-from .limits import MOST_COMPANION_BYTES
 
 # A name on its own, that no system takes for a path, a device or something hidden.
 _NAME = re.compile(rf"{COMPANIONS}/[A-Za-z0-9_][A-Za-z0-9_. -]{{0,200}}(?<![. ])")

@@ -14,13 +14,13 @@ import torch
 
 from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError
 from ..format import codec
+from ..format.limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
 from ..format.rules import check_program
 from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program
 from ..format.torch_names import dtype
 from .companions import is_companion
 from .digests import Verify, check_file, check_length, of_memory
 from .folder import Folder, OpenFile
-from .limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
 from .tensors import mapped, tensors_in
 
 SET_ASIDE = ".old"  # how the name ends of what a build sets aside, where two folders cannot change places in one step

@@ -5,27 +5,17 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from ..confine.op_table import NAMESPACES, Allowed
 from ..devices import attention as _attention  # noqa: F401 (each defines an op of air that every node has)
 from ..devices import grouped as _grouped  # noqa: F401
 from ..errors import NamespaceError, RequirementError
 from ..format.schema import Op
 
-NAMESPACES = ("aten", "npu", "air")
 _HOST = "to try the artifact on the host, pip install aotair and import it, or aotair.ops.npu, first"
 _FIXES = {"npu": f"install torch_npu; {_HOST}", "air": _HOST}
 # By namespace: what defines its ops for the host, where nobody has. An artifact names ops, never what is imported.
 _providers: dict[str, Callable[[], None]] = {}
 _NAME = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?")
-# Ops that reach outside the tensors they are given, or that change what a planned tensor refers to.
-_FORBIDDEN = re.compile(
-    r"aten::(from_file|save|_print|_sync|set_|set_data|resize_?|resize_as_?|_resize_\w+|_?set_\w+)$"
-)
-
-
-def allowed(name: str, namespaces: tuple[str, ...]) -> bool:
-    """Whether the op `namespace::name.overload` may appear in a program."""
-    match = _NAME.fullmatch(name)
-    return match is not None and match[1] in namespaces and not _FORBIDDEN.match(name.partition(".")[0])
 
 
 def provide(namespaces: Iterable[str], define: Callable[[], None]) -> None:
@@ -40,22 +30,15 @@ def _runs_on_host(name: str) -> bool:
     )
 
 
-def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = False) -> torch._ops.OpOverload:
+def resolve(op: Op, allowed: Allowed, where: str, *, host: bool = False) -> torch._ops.OpOverload:
     """The torch op that `op` names; `host`: it will run on the CPU, with kernels that somebody may `provide`.
 
     Raises NamespaceError where a program may not use it, RequirementError where this torch lacks it or gives it
     another schema than the one it was built against.
     """
     match = _NAME.fullmatch(op.name)
-    if match is None or not allowed(op.name, namespaces):
-        raise NamespaceError(
-            f"the program uses the op {op.name}",
-            where=where,
-            expected=f"ops of the namespaces {', '.join(namespaces)}",
-            fix=f"if you trust the artifact: load(allow_namespaces=[{match[1]!r}]), or --allow-namespace {match[1]}"
-            if match and match[1] not in namespaces
-            else "",
-        )
+    if match is None or not allowed.holds(op.name):
+        raise _not_allowed(op, match, where)
     namespace, base, overload = match.groups()
     if host and namespace in _providers and not _runs_on_host(op.name):
         _providers[namespace]()
@@ -78,3 +61,15 @@ def resolve(op: Op, namespaces: tuple[str, ...], where: str, *, host: bool = Fal
             fix=f"build the artifact with torch {torch.__version__}",
         )
     return target
+
+
+def _not_allowed(op: Op, match: re.Match[str] | None, where: str) -> NamespaceError:
+    known = match is not None and match[1] in NAMESPACES
+    argument = f"allow_ops=[{op.name!r}]" if known else f"allow_namespaces=[{match[1]!r}]" if match else ""
+    option = f"--allow-op {op.name}" if known else f"--allow-namespace {match[1]}" if match else ""
+    return NamespaceError(
+        f"the program calls the op {op.name[:80]}, which the runtime's table does not hold",
+        where=where,
+        expected=f"an op of the table, of the namespaces {', '.join(NAMESPACES)}",
+        fix=f"if you trust the artifact and know the op: load({argument}), or {option}" if match else "",
+    )

@@ -187,6 +187,9 @@ class AcceleratorSpace:
         self._recorder.open_pool(run)
         if nbytes is not None:
             self.arena = made[0][:nbytes]
+            with torch.inference_mode():
+                self.arena.zero_()  # nothing that lay there before can be read
+            self._device.synchronize()
 
     def _another_stream(self, priority: int) -> Stream:
         for _ in range(_ALIKE):

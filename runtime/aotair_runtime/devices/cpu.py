@@ -31,7 +31,7 @@ class HostSpace:
     """An arena; kernels that allocate take ordinary memory, and there are no streams."""
 
     def __init__(self, nbytes: int):
-        self.arena = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self.arena = zeros.memory(nbytes)
 
     def warm_up(self, run: Callable[[], object]) -> None:
         """Nothing to warm up: the first replay is as good as any."""

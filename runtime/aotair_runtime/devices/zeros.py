@@ -1,12 +1,17 @@
-"""Host memory that is zero and takes none until it is written to: a cache whose rows are empty."""
+"""Host memory that is zero and takes none until it is written to: an arena, or a cache whose rows are empty."""
 
-import math
 import mmap
 from collections.abc import Sequence
 
 import torch
 
 _LEAST = 1 << 16  # bytes from which a mapping of its own is worth it
+
+
+def memory(nbytes: int) -> torch.Tensor:
+    """Bytes that are zero, so that nothing of this process can be read in them, and that cannot be made more."""
+    whole = mmap.mmap(-1, max(nbytes, 1))  # kept alive by the tensor
+    return torch.frombuffer(whole, dtype=torch.uint8)[:nbytes]
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -27,5 +32,4 @@ def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _mapped(like: torch.Tensor) -> torch.Tensor:
-    memory = mmap.mmap(-1, like.nbytes)  # kept alive by the tensor
-    return torch.frombuffer(memory, dtype=like.dtype, count=math.prod(like.shape)).view(like.shape)
+    return memory(like.nbytes).view(like.dtype).view(like.shape)

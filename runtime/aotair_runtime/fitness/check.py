@@ -8,10 +8,10 @@ import torch
 
 from ..artifact.digests import check_length
 from ..artifact.folder import Folder
-from ..artifact.limits import MOST_PROGRAM_BYTES
 from ..artifact.open import opened
 from ..devices import KINDS, Device, Limits
 from ..errors import ArtifactError, DeviceError, MalformedError
+from ..format.limits import MOST_PROGRAM_BYTES
 from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..format.torch_names import dtype
 from ..model import buckets_now
@@ -40,6 +40,7 @@ def check(
     limits: Limits | None = None,
     memory_budget: int | float | str | None = None,
     allow_namespaces: Sequence[str] = (),
+    allow_ops: Sequence[str] = (),
     pack_weights: bool | None = None,
     trust: TrustPolicy | None = None,
 ) -> Verdict:
@@ -60,6 +61,7 @@ def check(
             limits=limits,
             memory_budget=memory_budget,
             allow_namespaces=allow_namespaces,
+            allow_ops=allow_ops,
             pack_weights=pack_weights,
         )
         _check_lengths(folder, program)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from ..artifact.ops import NAMESPACES, resolve
+from ..artifact.ops import resolve
 from ..artifact.requirements import check_int8, check_soc, check_torch, check_vendor, needs_exact_int8
+from ..confine.op_table import NAMESPACES, Allowed
 from ..devices import KINDS, Device, Usage, forms, open_device
 from ..errors import AotairError, ArtifactError, NamespaceError
 from ..format.packed import NEEDED, packed_constants
@@ -71,9 +72,10 @@ def op_rows(program: Program, device: Device, settings: Settings, where: str) ->
     missing: list[Requirement] = []
     for op in program.ops:
         try:
-            resolve(op, (*NAMESPACES, *settings.allow_namespaces), where, host=device.is_host)
+            resolve(op, Allowed(settings.allow_namespaces, settings.allow_ops), where, host=device.is_host)
         except NamespaceError as error:
-            refused.add(op.name.partition("::")[0])
+            if (namespace := op.name.partition("::")[0]) not in NAMESPACES:
+                refused.add(namespace)
             missing.append(Requirement(f"op {_short(op.name)}", error.expected, "not allowed", "missing", error.fix))
         except ArtifactError as error:
             demanded, has = error.expected or "the op", error.got or error.what

@@ -151,7 +151,7 @@ class BucketRules(Demands):
                 self.copy_place(bucket, position, room[position], f"{path}.input_offsets[{position}]")
         for item in bucket.tensors:
             if item.space in _INPUT_SPACES:
-                self.require(self.extent(item) <= room[item.index], path, "a tensor within its input")
+                self.require(self.extent(item) <= room.get(item.index, -1), path, "a tensor within its input")
 
     def copy_place(self, bucket: Bucket, position: int, extent: int, path: str) -> None:
         self.require(len(bucket.input_offsets) == len(bucket.inputs), path, "an offset for each input")

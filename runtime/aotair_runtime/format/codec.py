@@ -66,7 +66,7 @@ def parse(data: bytes, where: str) -> Program:
             "not a program of aotair", where=where, expected=f"an array that begins with {MAGIC!r}"
         )
     _, version, digest, body = envelope
-    if version not in READS:
+    if type(version) is not int or version not in READS:
         raise FormatVersionError(
             "written in a format that this runtime does not read",
             where=where,

@@ -12,11 +12,12 @@ import aotair
 from aotair.errors import UnsupportedError
 from aotair.graph.show import show
 from aotair.graph.streams import RECORD
-from aotair.lower.specialise import Nodes, specialise
+from aotair.lower.specialise import specialise
 from aotair.passes import pipeline
 from aotair.passes.observer import Observer
-from aotair.target.target import Target
+from aotair.target.target import HOST, Target
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.confine.op_table import Allowed
 
 
 def test_every_stage_of_the_encoder_as_text(golden_text, tmp_path):
@@ -198,7 +199,9 @@ def test_an_op_that_refuses_the_sizes_is_refused_with_bucket_and_line():
 
 def test_what_is_written_in_place_runs_though_it_gives_nothing():
     module = trace(lambda x, y: (special.add_into(x, y), y + 1)[1:], torch.zeros(3), torch.ones(3))
-    concrete = specialise(module, {"x_1": (3,), "y_1": (3,)}, "here", Nodes(Target("cpu"), ("aotairspecial",)))
+    concrete = specialise(
+        module, {"x_1": (3,), "y_1": (3,)}, "here", Target("cpu", allowed=Allowed(("aotairspecial",)))
+    )
     assert "aotairspecial.add_into.default" in targets(concrete)
 
 
@@ -231,7 +234,7 @@ def test_its_calls_come_from_its_line_and_run_on_its_stream():
 
 def test_an_allowed_namespace_stays_whole():
     module = trace(lambda x: (special.twice(x),), torch.zeros(3))
-    concrete = specialise(module, {"x_1": (3,)}, "here", Nodes(Target("cpu"), ("other", "aotairspecial")))
+    concrete = specialise(module, {"x_1": (3,)}, "here", Target("cpu", allowed=Allowed(("other", "aotairspecial"))))
     assert targets(concrete) == ["aotairspecial.twice.default"]
 
 
@@ -239,7 +242,7 @@ def test_an_allowed_namespace_stays_whole():
 def test_one_that_reads_values_is_refused_with_all_that_helps(function):
     module = trace(lambda x: (function(x),), torch.zeros(3))
     with pytest.raises(UnsupportedError) as caught:
-        specialise(module, {"x_1": (3,)}, "bucket n=1", Nodes(Target("cpu"), ("mine",)))
+        specialise(module, {"x_1": (3,)}, "bucket n=1", Target("cpu", allowed=Allowed(("mine",))))
     error = caught.value
     assert error.what.startswith("the op aotairspecial::sum_as_number is none that a node has")
     assert error.expected == "ops of the namespaces aten, npu, air, mine, or made of them"
@@ -259,32 +262,35 @@ def test_one_that_reads_values_is_refused_with_all_that_helps(function):
 )
 def test_what_other_devices_have_stays_as_it_is(function, op, device):
     module = trace(function, torch.zeros(2, 3))
-    concrete = specialise(module, {"x_1": (2, 3)}, "here", Nodes(Target(device)))
+    concrete = specialise(module, {"x_1": (2, 3)}, "here", Target(device))
     assert op in [node.target for node in concrete.graph.nodes]
 
 
 def test_what_reads_a_value_for_the_host_is_on_other_devices_refused():
     module = trace(lambda x: (aten._logcumsumexp(x, 0),), torch.zeros(3))
     with pytest.raises(UnsupportedError, match="has no kernel on npu") as caught:
-        specialise(module, {"x_1": (3,)}, "here", Nodes(Target("npu")))
+        specialise(module, {"x_1": (3,)}, "here", Target("npu"))
     assert caught.value.got.startswith("not made of others: ")
     assert targets(specialise(module, {"x_1": (3,)}, "here")) == ["aten._logcumsumexp.default"]
 
 
-@pytest.mark.parametrize("name", ["aten::add.Tensor", "npu::npu_rms_norm", "air::anything"])
-def test_nodes_have_the_formats_namespaces(name):
+@pytest.mark.parametrize("name", ["aten::add.Tensor", "npu::npu_rms_norm", "air::paged_attention"])
+def test_nodes_have_the_ops_of_the_table(name):
     class Op:
         def name(self):
             return name
 
-    assert Nodes().names(Op()) and Nodes(Target("npu")).names(Op())
+    assert HOST.names(Op()) and Target("npu").names(Op())
 
 
-@pytest.mark.parametrize("name", ["aotairspecial::twice", "aten::set_", "aten::resize_", "no op at all"])
+@pytest.mark.parametrize(
+    "name",
+    ["aotairspecial::twice", "aten::set_", "aten::resize_", "air::anything", "aten::native_batch_norm", "no op at all"],
+)
 def test_others_and_ops_that_no_artifact_may_hold_they_have_not(name):
     class Op:
         def name(self):
             return name
 
-    assert not Nodes().names(Op())
-    assert Nodes(Target("cpu"), ("aotairspecial",)).names(Op()) == name.startswith("aotair")
+    assert not HOST.names(Op())
+    assert Target("cpu", allowed=Allowed(("aotairspecial",))).names(Op()) == name.startswith("aotair")

@@ -1,12 +1,15 @@
-"""How much of an artifact is read before it is refused: each limit with its reason."""
+"""The most that an artifact may hold or ask for, each limit with its reason: what exceeds one is refused unread."""
 
-from ..format.schema import Program
+from .schema import Program
 
 # A program of 24 layers and 16 buckets has some hundreds of kilobytes; one that is as long as this takes a few GB to
 # be looked through, which is what a file may ask for by its length alone.
 MOST_PROGRAM_BYTES = 64 << 20
 # Files that are read whole: a tokenizer of 256,000 tokens has 35 MB.
 MOST_COMPANION_BYTES = 256 << 20
+MOST_INT = 1 << 46  # of a size or an amount: more than any memory has bytes, and far from where products overflow
+MOST_ITEMS = 4096  # of a list that an op takes: tensors that are joined, sizes, pads
+MOST_LETTERS = 64  # of a text that an op takes: the names of modes are short
 # What a safetensors header says of one tensor beside its name: dtype, up to 64 sizes, two offsets.
 _MOST_OF_A_TENSOR = 2048
 _BYTES_OF_A_LETTER = 12  # as JSON escapes one outside of the basic plane
