@@ -14,7 +14,7 @@ LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo chat test fuzz test-cuda lint docs bench clean
+.PHONY: help demo chat test fuzz fuzz-artifacts test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,10 @@ fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memo
 	$(BIN)/python -m pytest $(LONG) tests/builder/test_planted_faults.py --faults
 	$(BIN)/python -m pytest $(LONG) tests/runtime/test_prologue.py -k test_random_weight_arithmetic --graphs 500
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest $(LONG) --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
+
+fuzz-artifacts: $(INSTALLED) ## a million hostile calls of the ops that programs may call, a million hostile artifacts (hours)
+	PYTHONPATH=tests $(BIN)/python -m confine ops --cases 1000000
+	PYTHONPATH=tests $(BIN)/python -m confine artifacts --cases 1000000
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py

@@ -1,0 +1,84 @@
+"""`python -m confine ops` makes hostile calls of every op of the table, `python -m confine artifacts` loads mutants.
+
+Both print how the cases ended and end with 1 where one did what none may: a crash, a write outside of what it may write
+to, an exception that is none of ours, more time or memory than an honest load takes.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+
+def ops(cases: int, seed: str) -> "supervised.Findings":
+    """The cases are spread over the ops: each gets as many, one after the other."""
+    names = [name for name in op_table.names() if not name.startswith(("npu::", "air::fused"))]
+    found = seeds.recorded()
+    for call in seeds.BY_HAND:
+        found.setdefault(call.name, []).append(call)
+    each = -(-cases // len(names))
+
+    def make() -> supervised.Work:
+        torch.set_num_threads(1)
+        runner = fuzz.Runner()
+
+        def work(case: int) -> str:
+            op = _op(names[case // each])
+            calls = seeds.seeds_of(op, found) or [seeds.from_schema(op, random.Random(case))]
+            rng = random.Random(f"{seed}{op.name()}{case % each}")
+            try:
+                return runner.case(op, rng.choice(calls), rng)
+            except supervised.Fault as fault:
+                raise supervised.Fault(f"{op.name()}: {fault}") from fault
+
+        return work
+
+    return supervised.supervise(make, 0, each * len(names))
+
+
+def artifacts(cases: int, seed: str) -> "supervised.Findings":
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
+        # In a process of its own: what it leaves running must not be forked.
+        subprocess.run([sys.executable, "-m", "confine", "build", "--folder", folder], check=True)
+        return supervised.supervise(lambda: loads.mutants(Path(folder), Path(scratch), seed), 0, cases)
+
+
+def _op(name: str) -> torch._ops.OpOverload:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m confine", description=__doc__)
+    parser.add_argument("what", choices=("ops", "artifacts", "build"))
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--folder", type=Path, help="where `build` puts the artifacts that mutants begin with")
+    given = parser.parse_args()
+    if given.what == "build":
+        loads.build(given.folder)
+        return 0
+    warnings.simplefilter("ignore")
+    began = time.monotonic()
+    found = (ops if given.what == "ops" else artifacts)(given.cases, given.seed)
+    ends = ", ".join(f"{count:,} {end}" for end, count in found.ends.most_common())
+    print(f"{given.cases:,} cases in {time.monotonic() - began:.0f} s: {ends}; {len(found.faults)} faults")
+    for case, what in found.faults:
+        print(f"case {case}: {what}")
+    return 1 if found.faults else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from aotair_runtime.artifact import ops as _defined  # noqa: F401 (air's ops)
+    from aotair_runtime.confine import op_table
+    from confine import fuzz, loads, seeds, supervised
+
+    sys.exit(main())

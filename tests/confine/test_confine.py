@@ -1,0 +1,182 @@
+"""The claim that an artifact cannot reach beyond its own memory: hostile calls of every op, and hostile artifacts.
+
+`make fuzz-artifacts` makes more of both.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import aotair
+from aotair.errors import UnsupportedError
+from aotair_runtime.artifact import ops as _defined  # noqa: F401 (air's ops)
+from aotair_runtime.confine.op_table import Allowed, demands, names
+from aotair_runtime.errors import FormatVersionError, MalformedError, NamespaceError
+
+from .mutants import body, write
+
+TESTS = Path(__file__).parent.parent
+OPS, ARTIFACTS = 10_000, 10_000  # cases
+
+
+@pytest.mark.parametrize("what, cases", [("ops", OPS), ("artifacts", ARTIFACTS)])
+def test_hostile_input_reaches_nothing_but_its_own_memory(what: str, cases: int):
+    command = [sys.executable, "-m", "confine", what, "--cases", str(cases), "--seed", "test"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+    assert done.returncode == 0 and " 0 faults" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+def test_a_fault_is_found():
+    """The fuzzer sees what it looks for: an op that writes where it may not, a crash, and what hangs."""
+    script = """
+import ctypes, time
+from confine import supervised
+from confine.guarded import Guarded
+import torch
+def make():
+    guard = Guarded(64)
+    x = guard.place(torch.zeros(4), (4,), (1,))
+    supervised.HANGS = 0.5
+    def work(case):
+        if case == 1:
+            ctypes.memset(x.data_ptr() - 8, 0, 4)
+            if not guard.is_clean():
+                raise supervised.Fault("wrote before")
+        if case == 2:
+            ctypes.memset(x.data_ptr(), 0, 17)
+        if case == 3:
+            time.sleep(60)
+        if case == 4:
+            raise KeyError("raw")
+        return "ran"
+    return work
+print(supervised.supervise(make, 0, 6))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=TESTS, check=True)
+    for fault in ("(1, 'wrote before')", "(2, 'SIGSEGV')", "(4, \"KeyError: 'raw'"):
+        assert fault in done.stdout, done.stdout
+    assert "(3, 'hangs')" in done.stdout and "'ran': 2" in done.stdout, done.stdout
+
+
+def test_every_op_of_the_table_exists_and_its_demands_name_arguments_of_its_overloads():
+    named: dict[str, set[str]] = {}
+    for name in names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace == "npu" or base.startswith("fused"):
+            continue
+        op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        named.setdefault(base, set()).update(argument.name for argument in op._schema.arguments)
+    for name in names():
+        base = name.partition("::")[2].partition(".")[0]
+        wanted = demands(name)
+        assert {*wanted.ranges, *wanted.indices} <= named.get(base, {*wanted.ranges, *wanted.indices}), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::set_.source_Tensor",  # what a tensor refers to
+        "aten::resize_",
+        "aten::as_strided",
+        "aten::native_batch_norm",  # writes what its schema does not mark
+        "aten::normal_",  # moves the caller's generator
+        "aten::empty.memory_format",  # memory that nobody wrote
+        "aten::from_file",
+        "aten::max_pool2d_with_indices_backward",  # writes at offsets that it takes for good
+        "aten::_cummax_helper",
+    ],
+)
+def test_ops_that_reach_beyond_their_arguments_are_not_in_the_table(name: str):
+    assert not Allowed().holds(name)
+    assert Allowed(ops=(name,)).holds(name) and Allowed(namespaces=("aten",)).holds(name)
+
+
+# ---- what a build says -----------------------------------------------------------------------------------------------
+
+
+class Counts(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._fake_quantize_learnable_per_tensor_affine(x, torch.ones(1), torch.zeros(1), -8, 7, 1.0)
+
+
+PLAIN = {"inputs": {"x": {"shape": [4], "dtype": "float32"}}}
+
+
+def test_a_build_refuses_what_no_node_would_call_and_says_how_to_allow_it(tmp_path: Path):
+    with pytest.raises(UnsupportedError, match="none that a node lets programs call") as caught:
+        aotair.build(model=Counts(), name="counts", out=tmp_path / "x.aotair", **PLAIN)
+    name = caught.value.what.split()[2]
+    assert f"allow_ops: [{name}]" in caught.value.fix
+    allowed = {"target": {"allow_ops": [name, f"{name}.out"]}}
+    path = aotair.build(model=Counts(), name="counts", out=tmp_path / "x.aotair", **PLAIN, **allowed)
+    with pytest.raises(NamespaceError, match="table does not hold") as refused:
+        aotair.load(path)
+    assert "allow_ops=" in refused.value.fix
+    x = torch.randn(4)
+    with aotair.load(path, allow_ops=[name, f"{name}.out"]) as model:
+        assert torch.equal(model(x), Counts()(x))
+
+
+# ---- arguments and results -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("linear") / "x.aotair"
+    inputs = {"input": {"shape": [2, 4], "dtype": "float32"}}
+    return aotair.build(
+        model=torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.GELU()), name="x", out=out, inputs=inputs
+    )
+
+
+def changed(linear: Path, tmp_path: Path, change) -> Path:
+    import shutil
+
+    copy = tmp_path / "copy.aotair"
+    shutil.copytree(linear, copy)
+    program = body(copy)
+    change(program)
+    write(program, copy)
+    return copy
+
+
+def fields() -> dict[str, int]:
+    import dataclasses
+
+    from aotair_runtime.format.schema import Program
+
+    return {field.name: number for number, field in enumerate(dataclasses.fields(Program))}
+
+
+def test_a_result_of_another_shape_is_refused_before_anything_runs(linear: Path, tmp_path: Path):
+    def grow(program):
+        for layout in program[fields()["layouts"]]:
+            if layout[1] == [2, 3]:
+                layout[1:] = [[1, 3], [3, 1]]
+
+    with pytest.raises(MalformedError):
+        aotair.load(changed(linear, tmp_path, grow))
+
+
+def test_a_number_for_a_dtype_and_a_name_for_a_number_are_refused(linear: Path, tmp_path: Path):
+    def rename(program):
+        for instruction in program[fields()["instructions"]]:
+            instruction[3] = [
+                ["approximate", 3] if name == "approximate" else [name, value] for name, value in instruction[3]
+            ]
+            instruction[3] = instruction[3] or [["alpha", "x"]]
+
+    with pytest.raises(MalformedError, match=r"of another type|other arguments"):
+        aotair.load(changed(linear, tmp_path, rename))
+
+
+@pytest.mark.parametrize("version", [True, 5.0, "5", None, 1 << 40])
+def test_a_format_is_a_number_that_the_runtime_knows(linear: Path, tmp_path: Path, version: object):
+    copy = changed(linear, tmp_path, lambda program: None)
+    write(body(copy), copy, version)
+    with pytest.raises(FormatVersionError, match="a format that this runtime does not read"):
+        aotair.load(copy)
