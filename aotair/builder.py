@@ -256,7 +256,7 @@ class _Line:
             report = page(proved.program, counts, built.pictures, self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder))
         with self.clock.stage("check"):
-            check_written(folder, self.job.where)
+            check_written(folder, self.job.target.allowed, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)
 
     def _summary(

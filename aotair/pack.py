@@ -13,6 +13,7 @@ import torch
 from aotair_runtime.artifact.companions import is_companion
 from aotair_runtime.artifact.digests import described
 from aotair_runtime.artifact.open import Artifact, open_artifact
+from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError, ArtifactError, UnreadableError
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import (
@@ -111,13 +112,13 @@ def _copy(file: Path, to: Path, where: str) -> None:
         shutil.copyfileobj(source, copy, 1 << 20)
 
 
-def check_written(folder: Path, where: str) -> None:
-    """What lies on disk loads and answers, however a node loads it. Raises ProofError."""
+def check_written(folder: Path, allowed: Allowed, where: str) -> None:
+    """What lies on disk loads and answers, however a node loads it that allows this. Raises ProofError."""
     artifact = open_artifact(folder)
     for options in _WAYS:
         chosen = ", ".join(f"{option}={value}" for option, value in options.items())
         try:
-            with on_host(artifact, **options) as model:
+            with on_host(artifact, allowed, **options) as model:
                 wrong = [result for result in replay_golden(model) if not result.within]
         except AotairError as error:
             raise ProofError(

@@ -24,8 +24,8 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         if overload is None or not isinstance(node.args[0], Node):
             continue
         why = _why_not(node, node.args[0], uses)
-        if not edits.target.runs(overload):
-            why = f"{edits.target.kind} has no kernel for {overload}"
+        if not edits.target.takes(overload):
+            why = f"{edits.target.kind} has no kernel for {overload} that programs may call"
         if why:
             edits.declined(node, why)
         elif edits.may(node, f"writes into {node.args[0].name}"):

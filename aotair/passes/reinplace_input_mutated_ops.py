@@ -178,7 +178,7 @@ def _why_not(copy: Node, target: Node, value: Node, links: list[Node], order: di
 
 def _no_kernel(links: list[Node], target: Target) -> str:
     overloads = [inplace_overload(link.target) for link in links if link.target not in _LINKS]
-    lacking = [overload for overload in overloads if overload is not None and not target.runs(overload)]
+    lacking = [overload for overload in overloads if overload is not None and not target.takes(overload)]
     return f"{target.kind} has no kernel for {lacking[0]}" if lacking else ""
 
 

@@ -9,6 +9,7 @@ import torch
 
 from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.call.buckets import choose, read_sizes
+from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
 from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, Tolerance
@@ -58,7 +59,7 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
     # All before the first call: each remembers the first values of the buffers that it puts back.
     originals = [Original(original, one) for one in job.entries]
     lived = Lived()
-    with on_host(artifact) as model:
+    with on_host(artifact, job.target.allowed) as model:
         provers = [
             _Prover(Runner(one, entry, model, first), golden, lived, job.sampled)
             for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True)
@@ -85,19 +86,20 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
 
 def on_host(
     artifact: Artifact,
+    allowed: Allowed,
     *,
     clone_input: bool = True,
     enable_output_clone: bool = True,
     disable_mempool_reuse_in_same_fx: bool = False,
 ) -> Model:
-    """The artifact on this machine's CPU, whatever device it is built for; the options are those of a load, by default
-    a recipe's, but that outputs are copies."""
+    """The artifact on this machine's CPU, whatever device it is built for, where loads allow what the recipe does; the
+    options are those of a load, by default a recipe's, but that outputs are copies."""
     settings = Settings(
         clone_input,
         enable_output_clone,
         disable_mempool_reuse_in_same_fx,
         memory_budget=sys.maxsize,  # the budget is for the node
-        allow_ops=tuple(op.name for op in artifact.program.ops),  # which the recipe allowed
+        allowed=allowed,
     )
     return Model(artifact, open_device("cpu"), settings)
 

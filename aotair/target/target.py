@@ -91,6 +91,10 @@ class Target:
         a capture cannot record that."""
         return self.is_host or self.has_kernel(op) or self.composed(op)
 
+    def takes(self, op: torch._ops.OpOverload) -> bool:
+        """Whether a program may call `op` on a node, and the device can run it."""
+        return self.names(op) and self.runs(op)
+
     def composed(self, op: torch._ops.OpOverload) -> bool:
         """Whether `op`, where it has no kernel, calls other ops: the device runs it if it runs those."""
         return self.is_host or _registered(op, "CompositeExplicitAutograd")

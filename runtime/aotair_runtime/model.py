@@ -17,7 +17,6 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
-from .confine.op_table import Allowed
 from .devices import Device, Limits, open_device
 from .errors import ArgumentError, ClosedError, DeviceError, shown
 from .format.schema import Bucket, EntryPoint, Program
@@ -408,9 +407,8 @@ def _checked(
 ) -> Parts:
     """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
     program, where = artifact.program, str(artifact.path)
-    allowed = Allowed(settings.allow_namespaces, settings.allow_ops)
-    ops = tuple(resolve(op, allowed, where, host=device.is_host) for op in program.ops)
-    check_calls(program, ops, [allowed.vouches(op.name) for op in program.ops], where)
+    ops = tuple(resolve(op, settings.allowed, where, host=device.is_host) for op in program.ops)
+    check_calls(program, ops, settings.allowed, where)
     own_pools = sum(len(e.buckets) for e in program.entry_points) if settings.apart else 0 if pool else 1
     pool_costs = [pool_cost(device, program)] * own_pools
     check_budget(device, pool_costs + [cost(e.buckets[n]) for e, n in wanted], settings.limits, where)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .artifact.digests import Verify
+from .confine.op_table import Allowed
 from .devices import Limits
 from .errors import ArgumentError
 from .format.schema import Options
@@ -31,8 +32,7 @@ class Settings:
     kept_graphs: int = KEPT_GRAPHS
     limits: Limits = field(default_factory=Limits)
     memory_budget: int | float | None = None
-    allow_namespaces: tuple[str, ...] = ()
-    allow_ops: tuple[str, ...] = ()
+    allowed: Allowed = field(default_factory=Allowed)
     pack_weights: bool = True
     verify: Verify = "full"
     private: bool = False
@@ -84,8 +84,7 @@ def settle(
         kept_graphs,
         limits or Limits(),
         _budget(memory_budget),
-        tuple(allow_namespaces),
-        tuple(allow_ops),
+        Allowed(tuple(allow_namespaces), tuple(allow_ops)),
         _choose(pack_weights, True),
         _verify(verify_weights),
         private,

@@ -20,6 +20,7 @@ from aotair.program import Built
 from aotair.prove.prove import Proved, on_host
 from aotair_runtime.artifact.digests import digest
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import CaptureError
 from aotair_runtime.weights.golden import Comparison
 
@@ -185,7 +186,7 @@ PARTS = {"inputs": {"x": {"shape": ["n"], "dtype": "float32"}}, "buckets": {"n":
 def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "aotair.pack.on_host", lambda given, **options: seen.append(options) or on_host(given, **options)
+        "aotair.pack.on_host", lambda *given, **options: seen.append(options) or on_host(*given, **options)
     )
     aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
     assert [(way["clone_input"], way["enable_output_clone"]) for way in seen] == [
@@ -199,12 +200,12 @@ def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
 def test_an_error_of_a_way_keeps_what_it_says(tmp_path, monkeypatch):
     aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
 
-    def fails(artifact, **options):
+    def fails(*given, **options):
         raise CaptureError("planted", where="there", expected="this", got="that", fix="so")
 
     monkeypatch.setattr("aotair.pack.on_host", fails)
     with pytest.raises(ProofError) as caught:
-        check_written(tmp_path / "a.aotair", "here")
+        check_written(tmp_path / "a.aotair", Allowed(), "here")
     error = caught.value
     assert (error.where, error.expected, error.got, error.fix) == ("there", "this", "that", "so")
     assert "clone_input=True, enable_output_clone=False: planted" in error.what
@@ -215,5 +216,5 @@ def test_an_answer_beyond_the_tolerance_names_entry_and_bucket(tmp_path, monkeyp
     results = [Comparison("forward", "n=2", 0.0, True), Comparison("forward", "n=4", 0.25, False)]
     monkeypatch.setattr("aotair.pack.replay_golden", lambda _: results)
     with pytest.raises(ProofError, match="answers differently with clone_input=True") as caught:
-        check_written(tmp_path / "a.aotair", "here")
+        check_written(tmp_path / "a.aotair", Allowed(), "here")
     assert (caught.value.where, caught.value.got) == ("here: forward, bucket n=4", "an error of 0.25")

@@ -13,13 +13,16 @@ import torch
 import aotair
 from aotair.errors import UnsupportedError
 from aotair_runtime.artifact import ops as _defined  # noqa: F401 (air's ops)
+from aotair_runtime.confine.demands import CHECKS
 from aotair_runtime.confine.op_table import Allowed, demands, names
+from aotair_runtime.confine.shapes import RULES, RULES_OF_EACH
 from aotair_runtime.errors import FormatVersionError, MalformedError, NamespaceError
+from aotair_runtime.format.schema import Form
 
-from .mutants import body, write
+from .mutants import FIELDS, body, write
 
 TESTS = Path(__file__).parent.parent
-OPS, ARTIFACTS = 10_000, 10_000  # cases
+OPS, ARTIFACTS = 10_000, 20_000  # cases
 
 
 @pytest.mark.parametrize("what, cases", [("ops", OPS), ("artifacts", ARTIFACTS)])
@@ -76,6 +79,12 @@ def test_every_op_of_the_table_exists_and_its_demands_name_arguments_of_its_over
         assert {*wanted.ranges, *wanted.indices} <= named.get(base, {*wanted.ranges, *wanted.indices}), name
 
 
+def test_every_word_of_the_table_is_known():
+    for name in names():
+        wanted = demands(name)
+        assert {*wanted.tensors} <= {*CHECKS} and wanted.shape in {"", *RULES, *RULES_OF_EACH}, name
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -121,6 +130,26 @@ def test_a_build_refuses_what_no_node_would_call_and_says_how_to_allow_it(tmp_pa
         assert torch.equal(model(x), Counts()(x))
 
 
+class Numbers(torch.nn.Module):
+    """Tensors and Python numbers, on either side of each operator, and in place."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        y.clamp_(max=1.5).remainder_(0.7).pow_(2)
+        whole = [n | 4, n & 6, n ^ 3, n << 2, n >> 1, n % 3, n // 2, 1 << n, 3 ** (n & 3)]
+        real = [torch.fmod(x, 2.0), 2**x, x.abs() ** 0.5, x // 0.3, x % 0.3, 1 / x, 3 - x, x.clamp(min=-1, max=1), y]
+        return [*whole, *real, x > 0.5, x.ne(0.5), torch.xlogy(x.abs(), 2.0), torch.where(x > 0, x, 0.0), n == 3]
+
+
+def test_operators_on_tensors_and_numbers_are_in_the_table(tmp_path: Path):
+    inputs = {"x": {"shape": [2, 5], "dtype": "float32"}, "n": {"shape": [7], "dtype": "int64", "range": [0, 9]}}
+    path = aotair.build(model=Numbers(), name="numbers", out=tmp_path / "x.aotair", inputs=inputs)
+    x, n = torch.randn(2, 5), torch.arange(7)
+    with aotair.load(path) as model:
+        for ours, theirs in zip(model(x, n), Numbers()(x, n), strict=True):
+            assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
 # ---- arguments and results -------------------------------------------------------------------------------------------
 
 
@@ -144,17 +173,9 @@ def changed(linear: Path, tmp_path: Path, change) -> Path:
     return copy
 
 
-def fields() -> dict[str, int]:
-    import dataclasses
-
-    from aotair_runtime.format.schema import Program
-
-    return {field.name: number for number, field in enumerate(dataclasses.fields(Program))}
-
-
 def test_a_result_of_another_shape_is_refused_before_anything_runs(linear: Path, tmp_path: Path):
     def grow(program):
-        for layout in program[fields()["layouts"]]:
+        for layout in program[FIELDS["layouts"]]:
             if layout[1] == [2, 3]:
                 layout[1:] = [[1, 3], [3, 1]]
 
@@ -162,9 +183,34 @@ def test_a_result_of_another_shape_is_refused_before_anything_runs(linear: Path,
         aotair.load(changed(linear, tmp_path, grow))
 
 
+def test_a_fresh_result_beside_a_named_one_that_would_be_resized_is_refused(linear: Path, tmp_path: Path):
+    def beside(program):
+        bucket, (product, _) = program[FIELDS["entry_points"]][0][5][0], program[FIELDS["instructions"]]
+        program[FIELDS["layouts"]].append(["float32", [1, 3], [3, 1]])
+        bucket[1].append([*bucket[1][3][:3], len(program[FIELDS["layouts"]]) - 1])
+        product[1], product[3] = int(Form.COPY), [["out", ["t", len(bucket[1]) - 1]]]
+
+    with pytest.raises(MalformedError, match=r"a result of aten\.addmm\.out does not fit its place"):
+        aotair.load(changed(linear, tmp_path, beside))
+
+
+def test_a_fresh_result_that_is_larger_than_all_memory_there_is_is_refused(linear: Path, tmp_path: Path):
+    def expand(program):
+        bucket, (_, gelu) = program[FIELDS["entry_points"]][0][5][0], program[FIELDS["instructions"]]
+        program[FIELDS["layouts"]].append(["float32", [1 << 20, 1 << 20], [0, 0]])
+        bucket[1].append([*bucket[1][3][:3], len(program[FIELDS["layouts"]]) - 1])
+        op = torch.ops.aten.gelu.default
+        program[FIELDS["ops"]].append([op.name(), str(op._schema)])
+        gelu[0], gelu[1] = len(program[FIELDS["ops"]]) - 1, int(Form.COPY)
+        gelu[2], gelu[4] = [["t", len(bucket[1]) - 1]], [-1]
+
+    with pytest.raises(MalformedError, match=r"aten\.gelu\.default returns more than the bucket says"):
+        aotair.load(changed(linear, tmp_path, expand))
+
+
 def test_a_number_for_a_dtype_and_a_name_for_a_number_are_refused(linear: Path, tmp_path: Path):
     def rename(program):
-        for instruction in program[fields()["instructions"]]:
+        for instruction in program[FIELDS["instructions"]]:
             instruction[3] = [
                 ["approximate", 3] if name == "approximate" else [name, value] for name, value in instruction[3]
             ]

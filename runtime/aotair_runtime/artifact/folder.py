@@ -17,6 +17,7 @@ from ..errors import MalformedError, NotAnArtifactError, TruncatedError, Unreada
 
 MOST_FILES, MOST_FOLDERS = 10_000, 8  # that are listed: an artifact with a tokenizer has a dozen, in one folder
 _AGAIN = "copy the artifact again"
+_AT_ONCE = 1 << 30  # bytes of one read: the system gives no more than 2 GiB
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 # Without O_NONBLOCK a pipe of that name would wait for somebody who writes.
 _FILE = _READ_ONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -74,11 +75,9 @@ class OpenFile:
                 got=f"{self.nbytes:,}",
             )
         data = bytearray(self.nbytes)
-        view, start = memoryview(data), 0
         with unreadable(self.where):
-            while start < self.nbytes and (count := os.preadv(self.descriptor, [view[start:]], start)):
-                start += count
-        return bytes(data[:start])
+            count = read_into(memoryview(data), self.descriptor)
+        return bytes(data[:count])
 
 
 class Folder:
@@ -171,6 +170,14 @@ class Folder:
         """Close it, and the files that were opened here, whoever has them."""
         for opened in (self._root, *(file.opened for file in self._files.values())):
             opened.close()
+
+
+def read_into(view: memoryview, descriptor: int) -> int:
+    """Fill memory with what an open file holds from its beginning on; how many bytes there were."""
+    start = 0
+    while start < len(view) and (count := os.preadv(descriptor, [view[start : start + _AT_ONCE]], start)):
+        start += count
+    return start
 
 
 def state_of(descriptor: int) -> State:

@@ -17,6 +17,15 @@ def json_object(file: Path, most: int) -> dict[str, object]:
     return found
 
 
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of these names and values, for `json.loads`. Raises ValueError where a name stands there twice, of
+    which one reader takes the first and another the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
 def _content(file: Path, most: int) -> bytes:
     """Opened once; a pipe of that name would wait for somebody who writes."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

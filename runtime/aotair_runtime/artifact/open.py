@@ -92,11 +92,11 @@ def with_weights(
 ) -> Artifact:
     """The artifact in `folder`, whose `program` was read there, and let in by `gate`, with its weights checked and
     mapped, or, `private`, copied. Raises a subclass of ArtifactError."""
-    file, listed, began = folder.file(WEIGHTS_FILE), _listed(program, WEIGHTS_FILE), time.perf_counter()
-    check_length(file, listed)
-    _check_bounds(file, program)
+    file, entry, began = folder.file(WEIGHTS_FILE), file_of(program, WEIGHTS_FILE), time.perf_counter()
+    check_length(file, entry)
+    check_bounds(file, program)
     memory = mapped(file, private=private)
-    looked = check_file(file, listed, verify, of_memory(memoryview(memory)) if private else None)
+    looked = check_file(file, entry, verify, of_memory(memoryview(memory)) if private else None)
     found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
     artifact = Artifact(folder.path, program, _constants(found, program, file), folder, not private, gate)
     check_unchanged(artifact)
@@ -104,6 +104,21 @@ def with_weights(
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
     _log.info(text, folder.path, looked, file.nbytes, verify, seconds, looked / seconds / 1e9)
     return artifact
+
+
+def check_bounds(weights: OpenFile, program: Program) -> None:
+    """Raises MalformedError where the file is shorter or longer than the program's constants make it: digests of a hole
+    of a terabyte take an hour, and it takes no room on the disk."""
+    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
+    most = 8 + most_weights_header(program) + data
+    if not data <= weights.nbytes <= most:
+        is_long = weights.nbytes > most
+        raise MalformedError(
+            f"the file is {'longer' if is_long else 'shorter'} than the program's constants are",
+            where=weights.where,
+            expected=f"at most {most:,} bytes" if is_long else f"at least {data:,} bytes",
+            got=f"{weights.nbytes:,}",
+        )
 
 
 def check_unchanged(artifact: Artifact) -> None:
@@ -119,7 +134,7 @@ def check_unchanged(artifact: Artifact) -> None:
     if now.written != file.state.written:
         raise AlteredError("the mapped weights were written to", where=file.where, fix=fix)
     if now != file.state:  # rights, a name, a link more or less; or somebody put the time of writing back
-        check_file(file, _listed(artifact.program, WEIGHTS_FILE))
+        check_file(file, file_of(artifact.program, WEIGHTS_FILE))
         artifact.folder.accept(WEIGHTS_FILE, now)
 
 
@@ -128,7 +143,7 @@ def read_golden(artifact: Artifact) -> dict[str, torch.Tensor]:
     if all(file.name != GOLDEN_FILE for file in artifact.program.files):
         raise NotAnArtifactError("the artifact holds no golden tensors", where=str(artifact.path))
     file = (artifact.folder or Folder(artifact.path)).file(GOLDEN_FILE)
-    check_file(file, _listed(artifact.program, GOLDEN_FILE))
+    check_file(file, file_of(artifact.program, GOLDEN_FILE))
     return tensors_in(mapped(file), file.where, most_golden_header(artifact.program))
 
 
@@ -187,29 +202,16 @@ def _program(folder: Folder, gate: Gate | None) -> Program:
     tensors = {name for name in names if not is_companion(name)}
     if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
         raise MalformedError("program.files breaks a rule of the format", where=file.where, got=ascii(names)[:200])
-    for listed in program.files if signed is not None else ():
-        if signed is not None and signed.get(listed.name) != listed.sha256:
-            where = str(folder.path / listed.name)
+    for entry in program.files if signed is not None else ():
+        if signed is not None and signed.get(entry.name) != entry.sha256:
+            where = str(folder.path / entry.name)
             raise AlteredError("the program lists another file than the one that was signed", where=where)
     return program
 
 
-def _listed(program: Program, name: str) -> File:
+def file_of(program: Program, name: str) -> File:
+    """A file of the artifact, as its program lists it."""
     return next(file for file in program.files if file.name == name)
-
-
-def _check_bounds(weights: OpenFile, program: Program) -> None:
-    """Raises MalformedError where the file is longer than the program's constants make it: digests of a hole of a
-    terabyte take an hour, and it takes no room on the disk."""
-    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
-    most = 8 + most_weights_header(program) + data
-    if weights.nbytes > most:
-        raise MalformedError(
-            "the file is longer than the program's constants are",
-            where=weights.where,
-            expected=f"at most {most:,} bytes",
-            got=f"{weights.nbytes:,}",
-        )
 
 
 def _constants(tensors: Mapping[str, torch.Tensor], program: Program, file: OpenFile) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,6 @@ tensor, and nothing lies on top of something else.
 import json
 import math
 import mmap
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
@@ -16,7 +15,8 @@ import torch
 
 from ..errors import MalformedError, TruncatedError
 from .checkpoint import DTYPES
-from .folder import OpenFile, unreadable
+from .folder import OpenFile, read_into, unreadable
+from .json_file import distinct
 
 _MOST_DIMENSIONS = 64
 _MOST_SIZE = 1 << 48
@@ -41,9 +41,7 @@ def mapped(file: OpenFile, *, private: bool = False) -> mmap.mmap:
         if not private:
             return mmap.mmap(file.descriptor, file.nbytes, access=mmap.ACCESS_COPY)
         memory = mmap.mmap(-1, file.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        view, start = memoryview(memory), 0
-        while start < file.nbytes and (count := os.preadv(file.descriptor, [view[start : start + (1 << 30)]], start)):
-            start += count
+        read_into(memoryview(memory), file.descriptor)
         return memory
 
 
@@ -75,19 +73,12 @@ def _header(memory: mmap.mmap, where: str, most: int) -> tuple[int, dict[str, ob
     if size > most:
         _refuse("the header is longer than the program's tensors need", where, f"{size} bytes, at most {most}")
     try:
-        found = json.loads(memory[8 : 8 + size].decode("utf-8"), object_pairs_hook=_distinct)
+        found = json.loads(memory[8 : 8 + size].decode("utf-8"), object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"not readable as safetensors: {_short(str(error))}", where=where) from error
     if not isinstance(found, dict):
         _refuse("not readable as safetensors: the header is no object", where, type(found).__name__)
     return 8 + size, found
-
-
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("the header has a name twice")
-    return found
 
 
 def _spans(

@@ -9,27 +9,23 @@ import torch
 from ..devices import GraphSpace, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
+from ..format.extents import reach
 from ..format.packed import read_packed
 from ..format.schema import (
     READ_ONLY,
-    Arg,
     Bucket,
-    DeviceArg,
-    DTypeArg,
     Form,
     HostArg,
     Instruction,
-    LayoutArg,
-    MemoryFormatArg,
     Placement,
     Program,
     Space,
-    TensorArg,
     WorkspaceArg,
 )
 from ..format.stream_rules import event
-from ..format.torch_names import dtype, layout, memory_format
-from ..format.written import written_arguments, written_names
+from ..format.torch_names import dtype
+from ..format.values import argument_value
+from ..format.written import out_arguments, written_arguments, written_names
 
 
 @dataclass(frozen=True)
@@ -149,8 +145,7 @@ class Tensors:
         base, start = self._base(item, kind)
         made = base.as_strided(found.shape, found.strides, base.storage_offset() + start // kind.itemsize)
         if base is self._views.get(kind) and made.numel():
-            reach = 1 + sum((size - 1) * stride for size, stride in zip(found.shape, found.strides))
-            self.addressed = max(self.addressed, start + reach * kind.itemsize)
+            self.addressed = max(self.addressed, start + reach(found.shape, found.strides) * kind.itemsize)
         return made
 
     def _base(self, item: Placement, kind: torch.dtype) -> tuple[torch.Tensor, int]:
@@ -196,9 +191,9 @@ def bound_call(
     """The instruction as a call without arguments, with `lists` as its host arguments. Raises MalformedError where it
     does not fit its op."""
     op = ops[instruction.op]
-    args = [_value(arg, tensors, device) for arg in instruction.args]
+    args = [argument_value(arg, tensors.__getitem__, device, lists) for arg in instruction.args]
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
-    kwargs = {name: _value(arg, tensors, device) for name, arg in plain}
+    kwargs = {name: argument_value(arg, tensors.__getitem__, device, lists) for name, arg in plain}
     given = dict(kwargs)
     written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
@@ -207,12 +202,8 @@ def bound_call(
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
         return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
-        together = written == ["out"] and len(instruction.outs) == len(op._schema.returns) > 1
-        if not (together or len(written) == len(instruction.outs)) or min(instruction.outs, default=0) < 0:
-            raise MalformedError(f"{op} does not take {len(instruction.outs)} out arguments", where=instruction.node)
-        if together:
-            written, kwargs["out"] = (), [tensors[number] for number in instruction.outs]
-        kwargs |= {name: tensors[number] for name, number in zip(written, instruction.outs)}
+        results = [None if number < 0 else tensors[number] for number in instruction.outs]
+        kwargs |= out_arguments(op, written, results, instruction.node)
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)
     return _call(packed, op, args, kwargs, instruction)
@@ -271,20 +262,6 @@ def _copying(
             target.copy_(result)
 
     return run
-
-
-def _value(arg: Arg, tensors: Tensors, device: torch.device) -> object:
-    if isinstance(arg, TensorArg):
-        return tensors[arg.index]
-    if isinstance(arg, tuple):
-        return [_value(item, tensors, device) for item in arg]
-    if isinstance(arg, DeviceArg):
-        return device
-    if isinstance(arg, DTypeArg):
-        return dtype(arg.name)
-    if isinstance(arg, MemoryFormatArg):
-        return memory_format(arg.name)
-    return layout(arg.name) if isinstance(arg, LayoutArg) else arg
 
 
 def _refuse_read_only(

@@ -1,9 +1,10 @@
 """Whether a program's calls stay within the tensors that they are given, found out before any of them is made.
 
-Each instruction has to be one that the table holds, with arguments of the types that its op's schema says. Each
-distinct call, by the shapes of its tensors, is then tried once on the meta device, and has to return what is planned.
+Each instruction's arguments have to be of the types that its op's schema says. Each distinct call, by the shapes of its
+tensors, then has to return what is planned: by a rule of `shapes`, or tried once on the meta device.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +12,26 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import MalformedError
+from ..format.extents import reach
 from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.packed import tensor_numbers
-from ..format.schema import Arg, Bucket, Instruction, Placement, Program, Space, TensorArg
+from ..format.schema import Arg, Bucket, Form, Instruction, Placement, Program, Space, TensorArg
 from ..format.sizes import describe
 from ..format.torch_names import dtype
+from ..format.values import Lists
 from ..format.written import written_arguments, written_names
 from .arguments import arguments_by_name, check_arguments
 from .demands import Call, check_demands
-from .meta import Lists, Meta
-from .op_table import demands
+from .meta import Meta
+from .op_table import Allowed, demands
 from .shapes import result_shapes
 
 
-def check_calls(program: Program, ops: Sequence[torch._ops.OpOverload], vouched: Sequence[bool], where: str) -> None:
+def check_calls(program: Program, ops: Sequence[torch._ops.OpOverload], allowed: Allowed, where: str) -> None:
     """Raises MalformedError at the first instruction whose arguments are not those of its op, or whose results do not
-    fit their places. `ops` are the program's, resolved; those that the caller has `vouched` for may be unable to say
-    what they return."""
-    calls = _Calls(program, ops, vouched, where)
+    fit their places. `ops` are the program's, resolved; those that the caller vouches for may be unable to say what
+    they return."""
+    calls = _Calls(program, ops, [allowed.vouches(op.name) for op in program.ops], where)
     for entry in program.entry_points:
         lists = inputs_as_arguments(program, entry)
         for bucket in entry.buckets:
@@ -72,26 +75,29 @@ class _Calls:
         call = Call(item, arguments_by_name(item, op), written, lambda n: layouts[bucket.tensors[n].layout], results)
         check_demands(call, self._demands[item.op], str(op), place)
         if rule := self._demands[item.op].shape:
-            self._compare(call, rule, str(op), place)
+            self._compare(call, rule, max(allowed, self._program.arena), place)
         else:
             self._meta.check(item, bucket, lists, allowed, place)
 
-    def _compare(self, call: Call, rule: str, what: str, place: str) -> None:
-        """What a call writes has the shape that the rule gives it, and what it returns beside that is small."""
-        places = list(call.item.outs) if call.item.outs else list(call.written)
-        shapes = result_shapes(call, rule, len(places) or 1)
-        if shapes is None or (places and len(shapes) != len(places)):
+    def _compare(self, call: Call, rule: str, most: int, place: str) -> None:
+        """All that a call writes has the shape that the rule gives it, and what it makes afresh has no more numbers
+        than the `most` bytes that there are for it."""
+        item, what = call.item, str(self._ops[call.item.op])
+        shapes = result_shapes(call, rule, len(item.outs) or 1)
+        if shapes is None or len(shapes) < len(item.outs):
             raise MalformedError(f"{what} does not take its arguments", where=place)
-        for number, shape in zip(places, shapes):
-            if number >= 0 and call.layouts(number).shape != shape:
+        named = [arg.index for arg in written_arguments(item, self._ops[item.op]._schema, self._written[item.op])]
+        places = [*zip(item.outs, shapes), *zip(named, itertools.chain(shapes, itertools.repeat(shapes[-1])))]
+        for planned, shape in ((call.layouts(number).shape, shape) for number, shape in places if number >= 0):
+            if planned != shape:
                 raise MalformedError(
                     f"a result of {what} does not fit its place",
                     where=place,
-                    expected=f"the shape {list(call.layouts(number).shape)[:20]}, as planned",
+                    expected=f"the shape {list(planned)[:20]}, as planned",
                     got=f"{list(shape)[:20]}",
                 )
-        if any(math.prod(shape) > self._program.arena for number, shape in zip(places, shapes) if number < 0):
-            raise MalformedError(f"{what} returns more than the arena holds, for nobody", where=place)
+        if item.form == Form.COPY and sum(map(math.prod, shapes)) > most:
+            raise MalformedError(f"{what} returns more than the bucket says", where=place, expected=f"{most} bytes")
 
     def _writes(self, item: Instruction) -> tuple[int, ...]:
         """The tensors that an instruction writes to, by number."""
@@ -123,12 +129,11 @@ class _Calls:
 
     def _span(self, bucket: Bucket, item: Placement) -> "_Span":
         found = self._program.layouts[item.layout]
-        reach = 0 if 0 in found.shape else 1 + sum((n - 1) * s for n, s in zip(found.shape, found.strides))
         home, start = (item.space, item.index), item.offset
         copied = bucket.input_offsets[item.index] if item.space == Space.INPUT and bucket.input_offsets else -1
         if item.space == Space.ARENA or copied >= 0:
             home, start = (Space.ARENA, 0), max(copied, 0) + item.offset
-        return _Span(home, start, start + reach * dtype(found.dtype).itemsize)
+        return _Span(home, start, start + reach(found.shape, found.strides) * dtype(found.dtype).itemsize)
 
 
 @dataclass(frozen=True)

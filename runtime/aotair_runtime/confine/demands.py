@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import MalformedError
+from ..format.extents import turned
 from ..format.packed import tensor_numbers
 from ..format.schema import Arg, Instruction, Layout, TensorArg
 from ..format.torch_names import dtype
@@ -40,7 +41,7 @@ class Call:
 def check_demands(call: Call, wanted: Demands, what: str, where: str) -> None:
     """Raises MalformedError where a call is not what the table demands of `what`, its op."""
     for name in wanted.tensors:
-        expected, holds = _CHECKS[name]
+        expected, holds = CHECKS[name]
         if not holds(call):
             raise MalformedError(f"{what} is called as the runtime does not allow", where=where, expected=expected)
 
@@ -48,7 +49,7 @@ def check_demands(call: Call, wanted: Demands, what: str, where: str) -> None:
 def _dense(call: Call) -> bool:
     layouts = [call.layouts(number) for number in call.written]
     return all(
-        _is_dense(one.shape, one.strides) or _is_dense(_turned(one.shape), _turned(one.strides)) for one in layouts
+        _is_dense(one.shape, one.strides) or _is_dense(turned(one.shape), turned(one.strides)) for one in layouts
     )
 
 
@@ -59,11 +60,6 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         step *= size
     return True
-
-
-def _turned(values: tuple[int, ...]) -> tuple[int, ...]:
-    """With the last two swapped: matrices lie row by row or column by column."""
-    return (*values[:-2], *reversed(values[-2:]))
 
 
 def _filled(call: Call) -> bool:
@@ -129,7 +125,7 @@ def _recurrent(gates: int, call: Call) -> bool:
 
 
 _MOST_LAYERS = 1024
-_CHECKS: Mapping[str, tuple[str, Callable[[Call], bool]]] = {
+CHECKS: Mapping[str, tuple[str, Callable[[Call], bool]]] = {
     "dense": ("results that lie without gaps, row by row or column by column", _dense),
     "plain": ("tensors that lie without gaps, row by row", _plain),
     "unrepeated": ("tensors of which no number stands for several", _unrepeated),

@@ -8,25 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..errors import MalformedError
-from ..format.schema import (
-    Arg,
-    Bucket,
-    DeviceArg,
-    DTypeArg,
-    Form,
-    HostArg,
-    Instruction,
-    LayoutArg,
-    MemoryFormatArg,
-    Program,
-    TensorArg,
-    WorkspaceArg,
-)
-from ..format.torch_names import dtype, layout, memory_format
-from ..format.written import written_arguments
+from ..format.schema import Bucket, Form, Instruction, Program, WorkspaceArg
+from ..format.torch_names import dtype
+from ..format.values import Lists, argument_value
+from ..format.written import out_arguments, written_arguments
 
 _DEVICE = torch.device("meta")
-Lists = Mapping[int, Sequence[int]]  # by input: a legal list, where instructions take it as such
 
 
 class Meta:
@@ -48,19 +35,23 @@ class Meta:
         op = self._ops[item.op]
         changed = [arg.index for arg in written_arguments(item, op._schema, self._written[item.op])]
         tensors = {n: self._made(bucket.tensors[n].layout) for n in (*item.outs, *changed) if n >= 0}
-        args = [self._value(arg, bucket, lists, tensors) for arg in item.args]
+
+        def tensor(number: int) -> torch.Tensor:
+            return tensors[number] if number in tensors else self._reading(bucket.tensors[number].layout)
+
+        args = [argument_value(arg, tensor, _DEVICE, lists) for arg in item.args]
         named = ((name, arg) for name, arg in item.kwargs if not isinstance(arg, WorkspaceArg))
-        kwargs = {name: self._value(arg, bucket, lists, tensors) for name, arg in named}
+        kwargs = {name: argument_value(arg, tensor, _DEVICE, lists) for name, arg in named}
         if item.form == Form.OUT:
-            kwargs |= self._outs(item, [tensors.get(n) for n in item.outs], place)
+            kwargs |= out_arguments(op, self._written[item.op], [tensors.get(n) for n in item.outs], place)
         results = self._called(item, args, kwargs, place)
         if results is None:
             return
         if item.form == Form.COPY:
             self._fits_copies(item, results, bucket, allowed, place)
-        for number, tensor in tensors.items():
+        for number, made in tensors.items():
             if item.form != Form.COPY or number in changed:
-                self._fits(op, tensor.shape, bucket.tensors[number].layout, place)
+                self._fits(op, made.shape, bucket.tensors[number].layout, place)
 
     def _called(
         self, item: Instruction, args: Sequence[object], kwargs: Mapping[str, object], place: str
@@ -78,15 +69,6 @@ class Meta:
         if not all(isinstance(result, torch.Tensor) for result in results):
             raise MalformedError(f"{op} returns more than tensors", where=place)
         return results
-
-    def _outs(self, item: Instruction, outs: Sequence[torch.Tensor | None], place: str) -> dict[str, object]:
-        """The out arguments by name, or as the list that some ops take."""
-        names, op = self._written[item.op], self._ops[item.op]
-        if names == ["out"] and len(outs) == len(op._schema.returns) > 1 and None not in outs:
-            return {"out": list(outs)}
-        if None in outs or len(names) != len(outs):
-            raise MalformedError(f"{op} does not take {len(outs)} out arguments", where=place)
-        return dict(zip(names, outs))
 
     def _fits_copies(
         self, item: Instruction, results: Sequence[torch.Tensor], bucket: Bucket, allowed: int, place: str
@@ -118,22 +100,8 @@ class Meta:
         item = self._program.layouts[number]
         return torch.empty_strided(item.shape, item.strides, dtype=dtype(item.dtype), device=_DEVICE)
 
-    def _value(self, arg: Arg, bucket: Bucket, lists: Lists, tensors: Mapping[int, torch.Tensor]) -> object:
-        if isinstance(arg, TensorArg):
-            if arg.index in tensors:
-                return tensors[arg.index]
-            number = bucket.tensors[arg.index].layout
-            if number not in self._read:
-                self._read[number] = self._made(number)
-            return self._read[number]
-        if isinstance(arg, tuple):
-            return [self._value(item, bucket, lists, tensors) for item in arg]
-        if isinstance(arg, HostArg):
-            return list(lists[arg.input])
-        if isinstance(arg, DeviceArg):
-            return _DEVICE
-        if isinstance(arg, DTypeArg):
-            return dtype(arg.name)
-        if isinstance(arg, MemoryFormatArg):
-            return memory_format(arg.name)
-        return layout(arg.name) if isinstance(arg, LayoutArg) else arg
+    def _reading(self, layout: int) -> torch.Tensor:
+        """One that no call writes to."""
+        if layout not in self._read:
+            self._read[layout] = self._made(layout)
+        return self._read[layout]

@@ -1,7 +1,8 @@
 """Which ops may a program call, and what is demanded of their arguments?
 
 The table lists overloads whose CPU kernels check what they are given, or cannot do harm: hostile calls of each, between
-forbidden pages, wrote and read nothing else (`tests/confine`). What is not listed is refused, at a build and at a load.
+forbidden pages, wrote and read nothing else (`tests/confine`). An NPU's are listed by what torch_npu says of them; they
+were called on a simulated one alone. What is not listed is refused, at a build and at a load.
 """
 
 import functools

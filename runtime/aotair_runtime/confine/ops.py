@@ -8,8 +8,8 @@ ATEN = """\
 clone: - out
 copy: - out
 copy_: -; shape=same
-fill_: Scalar; shape=same
-fill: Scalar Scalar_out
+fill_: Scalar Tensor; shape=same
+fill: Scalar Scalar_out Tensor Tensor_out
 lift_fresh_copy: - out
 _to_copy: - out
 zero_: -
@@ -125,6 +125,7 @@ nan_to_num_: -; shape=broadcast
 neg: - out; shape=broadcast
 neg_: -; shape=broadcast
 polygamma: - out
+polygamma_: -
 _prelu_kernel: -
 rad2deg: - out; shape=broadcast
 rad2deg_: -; shape=broadcast
@@ -192,42 +193,44 @@ addcmul: - out; shape=broadcast
 addcmul_: -; shape=broadcast
 atan2: - out; shape=broadcast
 atan2_: -; shape=broadcast
-bitwise_and: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
+bitwise_and: Scalar Scalar_Tensor Scalar_Tensor_out Scalar_out Tensor Tensor_out; shape=broadcast
 bitwise_and_: Scalar Tensor; shape=broadcast
-bitwise_left_shift: Tensor Tensor_out; shape=broadcast
-bitwise_left_shift_: Tensor; shape=broadcast
-bitwise_or: Tensor Tensor_out; shape=broadcast
-bitwise_or_: Tensor; shape=broadcast
-bitwise_right_shift: Tensor Tensor_out; shape=broadcast
-bitwise_right_shift_: Tensor; shape=broadcast
-bitwise_xor_: Tensor; shape=broadcast
-bitwise_xor: Tensor Tensor_out; shape=broadcast
-bucketize: Tensor Tensor_out
+bitwise_left_shift: Scalar_Tensor Scalar_Tensor_out Tensor Tensor_Scalar Tensor_Scalar_out Tensor_out;
+    shape=broadcast
+bitwise_left_shift_: Tensor Tensor_Scalar; shape=broadcast
+bitwise_or_: Scalar Tensor; shape=broadcast
+bitwise_or: Scalar Scalar_Tensor Scalar_Tensor_out Scalar_out Tensor Tensor_out; shape=broadcast
+bitwise_right_shift: Scalar_Tensor Scalar_Tensor_out Tensor Tensor_Scalar Tensor_Scalar_out Tensor_out;
+    shape=broadcast
+bitwise_right_shift_: Tensor Tensor_Scalar; shape=broadcast
+bitwise_xor_: Scalar Tensor; shape=broadcast
+bitwise_xor: Scalar Scalar_Tensor Scalar_Tensor_out Scalar_out Tensor Tensor_out; shape=broadcast
+bucketize: Scalar Scalar_out Tensor Tensor_out
 clamp: - Tensor Tensor_out out; shape=broadcast
 clamp_: - Tensor; shape=broadcast
-clamp_max: Tensor Tensor_out; shape=broadcast
-clamp_max_: Tensor; shape=broadcast
+clamp_max_: - Tensor; shape=broadcast
+clamp_max: - Tensor Tensor_out out; shape=broadcast
 clamp_min: - Tensor Tensor_out out; shape=broadcast
 clamp_min_: - Tensor; shape=broadcast
 complex: - out; shape=broadcast
 copysign_: Scalar Tensor; shape=broadcast
 copysign: Scalar Scalar_out Tensor out; shape=broadcast
-div: Scalar Scalar_out Tensor Tensor_mode out out_mode; shape=broadcast
-div_: Scalar Tensor Tensor_mode; shape=broadcast
+div: Scalar Scalar_mode Scalar_mode_out Scalar_out Tensor Tensor_mode out out_mode; shape=broadcast
+div_: Scalar Scalar_mode Tensor Tensor_mode; shape=broadcast
 eq: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 eq_: Scalar Tensor; shape=broadcast
-floor_divide: - out; shape=broadcast
-floor_divide_: Tensor; shape=broadcast
+floor_divide: - Scalar Scalar_out out; shape=broadcast
+floor_divide_: Scalar Tensor; shape=broadcast
 fmax: - out; shape=broadcast
 fmin: - out; shape=broadcast
-fmod: Tensor Tensor_out; shape=broadcast
-fmod_: Tensor; shape=broadcast
+fmod_: Scalar Tensor; shape=broadcast
+fmod: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 gcd: - out; shape=broadcast
 gcd_: -; shape=broadcast
 ge: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 ge_: Scalar Tensor; shape=broadcast
-gt: Scalar_out Tensor Tensor_out; shape=broadcast
-gt_: Tensor; shape=broadcast
+gt: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
+gt_: Scalar Tensor; shape=broadcast
 heaviside: - out; shape=broadcast
 heaviside_: -; shape=broadcast
 hypot: - out; shape=broadcast
@@ -236,7 +239,7 @@ igamma: - out; shape=broadcast
 igamma_: -; shape=broadcast
 igammac: - out; shape=broadcast
 igammac_: -; shape=broadcast
-isin: Tensor_Tensor Tensor_Tensor_out
+isin: Scalar_Tensor Scalar_Tensor_out Tensor_Scalar Tensor_Scalar_out Tensor_Tensor Tensor_Tensor_out
 lcm: - out; shape=broadcast
 lcm_: -; shape=broadcast
 ldexp: Tensor out
@@ -253,7 +256,7 @@ logical_or_: -; shape=broadcast
 logical_or: - out; shape=broadcast
 logical_xor_: -; shape=broadcast
 logical_xor: - out; shape=broadcast
-__lshift__: Scalar Scalar_out Tensor; shape=broadcast
+__lshift__: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 lt: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 lt_: Scalar Tensor; shape=broadcast
 masked_fill_: Scalar Tensor; shape=broadcast
@@ -267,32 +270,20 @@ ne_: Scalar Tensor; shape=broadcast
 nextafter_: -; shape=broadcast
 nextafter: - out; shape=broadcast
 polar: - out; shape=broadcast
-pow: Tensor_Scalar Tensor_Scalar_out Tensor_Tensor Tensor_Tensor_out; shape=broadcast
+pow: Scalar Scalar_out Tensor_Scalar Tensor_Scalar_out Tensor_Tensor Tensor_Tensor_out; shape=broadcast
 pow_: Scalar Tensor; shape=broadcast
-remainder: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
+remainder: Scalar Scalar_Tensor Scalar_Tensor_out Scalar_out Tensor Tensor_out; shape=broadcast
 remainder_: Scalar Tensor; shape=broadcast
-__rshift__: Scalar Scalar_out Tensor; shape=broadcast
+__rshift__: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
 rsub: Scalar Scalar_out Tensor Tensor_out; shape=broadcast
-searchsorted: Tensor Tensor_out; shape=searched indices=sorter
-special_chebyshev_polynomial_t: - out; shape=broadcast
-special_chebyshev_polynomial_u: - out; shape=broadcast
-special_chebyshev_polynomial_v: - out; shape=broadcast
-special_chebyshev_polynomial_w: - out; shape=broadcast
-special_hermite_polynomial_h: - out; shape=broadcast
-special_hermite_polynomial_he: - out; shape=broadcast
-special_laguerre_polynomial_l: - out; shape=broadcast
-special_legendre_polynomial_p: - out; shape=broadcast
-special_shifted_chebyshev_polynomial_t: - out; shape=broadcast
-special_shifted_chebyshev_polynomial_u: - out; shape=broadcast
-special_shifted_chebyshev_polynomial_v: - out; shape=broadcast
-special_shifted_chebyshev_polynomial_w: - out; shape=broadcast
-special_xlog1py: - out; shape=broadcast
-special_zeta: - out; shape=broadcast
+searchsorted: Scalar Scalar_out Tensor Tensor_out; shape=searched indices=sorter
+special_xlog1py: - other_scalar other_scalar_out out self_scalar self_scalar_out; shape=broadcast
+special_zeta: - other_scalar other_scalar_out out self_scalar self_scalar_out; shape=broadcast
 sub: Scalar Scalar_out Tensor out; shape=broadcast
 sub_: Scalar Tensor; shape=broadcast
 where: self self_out; shape=broadcast
-xlogy: OutTensor Tensor; shape=broadcast
-xlogy_: Tensor; shape=broadcast
+xlogy: OutScalar_Other OutScalar_Self OutTensor Scalar_Other Scalar_Self Tensor; shape=broadcast
+xlogy_: Scalar_Other Tensor; shape=broadcast
 
 # Reductions, sums along a dimension, orders
 all: - all_out dim dims dims_out out; shape=reduced
@@ -323,7 +314,7 @@ median: - dim out; unrepeated shape=reduced
 min: - dim dim_min unary_out; shape=reduced
 mode: - values; unrepeated
 nansum: -
-norm: Scalar ScalarOpt_dim ScalarOpt_dtype ScalarOpt_dtype_out Scalar_out out
+norm: Scalar ScalarOpt_dim ScalarOpt_dim_dtype ScalarOpt_dtype ScalarOpt_dtype_out Scalar_out dtype_out out
 prod: - dim_int int_out out; shape=reduced
 renorm: - out
 renorm_: -
@@ -365,6 +356,7 @@ _weight_int4pack_mm_for_cpu: -; plain
 
 # Convolutions
 conv2d: padding
+conv_tbc: - out
 convolution: - out; shape=convolution
 
 # Norms
@@ -379,6 +371,8 @@ rms_norm: -; shape=normed
 # Pooling
 adaptive_avg_pool1d: out
 _adaptive_avg_pool2d: - out
+adaptive_avg_pool2d: out
+adaptive_avg_pool3d: out
 _adaptive_avg_pool3d: - out
 adaptive_max_pool2d: - out
 adaptive_max_pool3d: - out
@@ -418,6 +412,7 @@ upsample_nearest2d: - out vec_out; shape=resized
 upsample_nearest3d: - out; shape=resized
 _upsample_nearest_exact1d: - out; shape=resized
 _upsample_nearest_exact2d: - out; shape=resized
+_upsample_nearest_exact3d: - out; shape=resized
 upsample_trilinear3d: vec; shape=resized
 upsample_trilinear3d: - out; floating shape=resized
 
@@ -443,7 +438,8 @@ select_scatter: - out
 slice_copy: Tensor Tensor_out
 slice_scatter: - out
 split_copy: Tensor
-squeeze_copy: - dim dim_out out
+split_with_sizes_copy: -
+squeeze_copy: - dim dim_out dims dims_out out
 stack: - out; shape=stacked
 t_copy: - out
 transpose_copy: int int_out
@@ -458,7 +454,7 @@ unsafe_split_with_sizes: -
 unsqueeze_copy: - out
 view_as_complex_copy: - out
 view_as_real_copy: - out
-view_copy: - out
+view_copy: - dtype dtype_out out
 
 # Indices
 embedding: - out; shape=embedded indices=indices
@@ -477,14 +473,15 @@ index_reduce_: -; indices=index
 index_select: - out; shape=selected indices=index
 masked_scatter_: -
 masked_scatter: - out
-scatter: reduce reduce_out src src_out value value_out; shape=same indices=index
-scatter_: reduce src value; shape=same indices=index
+scatter: reduce reduce_out src src_out value value_out value_reduce value_reduce_out; shape=same indices=index
+scatter_: reduce src value value_reduce; shape=same indices=index
 scatter_add: - out; shape=same indices=index
 scatter_add_: -; shape=same indices=index
 scatter_reduce: two two_out; indices=index
 scatter_reduce_: two; indices=index
 take: - out; indices=index
 _unsafe_index: Tensor; indices=indices
+_unsafe_index_put: -; indices=indices
 _unsafe_masked_index: -; indices=indices
 
 # Attention
@@ -526,6 +523,9 @@ smooth_l1_loss: -; reduction=0..2
 soft_margin_loss: -; reduction=0..2
 
 # Quantisation
+fake_quantize_per_channel_affine_cachemask: - out
+fake_quantize_per_tensor_affine_cachemask: - out
+_fake_quantize_per_tensor_affine_cachemask_tensor_qparams: - out
 histc: - out
 
 # Recurrent

@@ -1,6 +1,5 @@
 """Would a load of this artifact succeed here? Worked out from its program alone."""
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,12 +7,11 @@ import torch
 
 from ..artifact.digests import check_length
 from ..artifact.folder import Folder
-from ..artifact.open import opened
+from ..artifact.open import check_bounds, file_of, opened
 from ..devices import KINDS, Device, Limits
-from ..errors import ArtifactError, DeviceError, MalformedError
+from ..errors import ArtifactError, DeviceError
 from ..format.limits import MOST_PROGRAM_BYTES
 from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
-from ..format.torch_names import dtype
 from ..model import buckets_now
 from ..settings import Settings, settle
 from ..trust.gate import gate_for
@@ -64,7 +62,8 @@ def check(
             allow_ops=allow_ops,
             pack_weights=pack_weights,
         )
-        _check_lengths(folder, program)
+        check_length(folder.file(WEIGHTS_FILE), file_of(program, WEIGHTS_FILE))
+        check_bounds(folder.file(WEIGHTS_FILE), program)
         rows = [torch_row(program), *_signature(folder, trust)]
     finally:
         folder.close()
@@ -86,20 +85,6 @@ def _refuse_unknown(device: object) -> None:
     kind, _, index = str(device).partition(":")
     if device is not None and (kind not in KINDS or (index and (kind == "cpu" or not index.isdecimal()))):
         raise DeviceError(f"unknown device {str(device)[:80]!r}", expected=" or ".join(KINDS) + ", with an index")
-
-
-def _check_lengths(folder: Folder, program: Program) -> None:
-    """Raises TruncatedError or MalformedError where the weights are not of the length that they have to have."""
-    file = folder.file(WEIGHTS_FILE)
-    check_length(file, next(listed for listed in program.files if listed.name == WEIGHTS_FILE))
-    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
-    if data > file.nbytes:
-        raise MalformedError(
-            "the program's constants are more than the file holds",
-            where=file.where,
-            expected=f"at least {data:,} bytes",
-            got=f"{file.nbytes:,}",
-        )
 
 
 def _signature(folder: Folder, trust: TrustPolicy | None) -> Iterator[Requirement]:

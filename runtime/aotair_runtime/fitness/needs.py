@@ -6,7 +6,8 @@ import torch
 
 from ..artifact.ops import resolve
 from ..artifact.requirements import check_int8, check_soc, check_torch, check_vendor, needs_exact_int8
-from ..confine.op_table import NAMESPACES, Allowed
+from ..confine.check import check_calls
+from ..confine.op_table import NAMESPACES
 from ..devices import KINDS, Device, Usage, forms, open_device
 from ..errors import AotairError, ArtifactError, NamespaceError
 from ..format.packed import NEEDED, packed_constants
@@ -67,12 +68,14 @@ def int8_row(program: Program, device: Device) -> Iterator[Requirement]:
 
 
 def op_rows(program: Program, device: Device, settings: Settings, where: str) -> Iterator[Requirement]:
-    """One row for all ops that are there, one for each that is not, and one for the namespaces to allow."""
+    """One row for all ops that are there, one for each that is not, and one for the namespaces to allow. Raises
+    MalformedError, where all are there, for a call that does not stay within its tensors."""
     refused: set[str] = set()
     missing: list[Requirement] = []
+    ops = []
     for op in program.ops:
         try:
-            resolve(op, Allowed(settings.allow_namespaces, settings.allow_ops), where, host=device.is_host)
+            ops.append(resolve(op, settings.allowed, where, host=device.is_host))
         except NamespaceError as error:
             if (namespace := op.name.partition("::")[0]) not in NAMESPACES:
                 refused.add(namespace)
@@ -87,11 +90,13 @@ def op_rows(program: Program, device: Device, settings: Settings, where: str) ->
     yield Requirement(
         "namespaces to allow",
         more,
-        ", ".join(settings.allow_namespaces) or "none is allowed",
+        ", ".join(settings.allowed.namespaces) or "none is allowed",
         "missing" if refused else "met",
         f"if you trust the artifact: allow_namespaces={sorted(map(_short, refused))}" if refused else "",
     )
     yield from missing
+    if not missing:
+        check_calls(program, ops, settings.allowed, where)
 
 
 def capture_row(

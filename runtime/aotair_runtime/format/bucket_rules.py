@@ -1,6 +1,7 @@
 """Whether a bucket keeps the rules of the format: its tensors, its instructions and its streams."""
 
 from .demands import MAX_BYTES, Demands
+from .extents import reach, turned, without_gaps
 from .packed import has_packed, is_legal, read_packed, tensor_numbers
 from .schema import (
     READ_ONLY,
@@ -77,8 +78,7 @@ class BucketRules(Demands):
         found = self.program.layouts[item.layout]
         room = self.room(item, entry, path)
         width = dtype(found.dtype, self.where).itemsize
-        empty = 0 in found.shape
-        extent = 0 if empty else (1 + sum((n - 1) * s for n, s in zip(found.shape, found.strides))) * width
+        extent = reach(found.shape, found.strides) * width
         self.require(
             item.offset >= 0 and item.offset % width == 0, path, f"an offset that {width} divides", item.offset
         )
@@ -106,8 +106,8 @@ class BucketRules(Demands):
         """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
         found, shape = self.program.layouts[item.layout], constant.shape
         self.require(2 <= len(shape) <= 3, path, "a matrix, or several", shape)
-        seen = ((found.shape, found.strides), (_turned(found.shape), _turned(found.strides)))
-        whole = found.dtype == constant.dtype and not item.offset and (shape, _without_gaps(shape)) in seen
+        seen = ((found.shape, found.strides), (turned(found.shape), turned(found.strides)))
+        whole = found.dtype == constant.dtype and not item.offset and (shape, without_gaps(shape)) in seen
         self.require(whole, path, "the whole of a matrix without gaps", found)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
@@ -115,7 +115,7 @@ class BucketRules(Demands):
         for i, (number, spec) in enumerate(zip(bucket.inputs, entry.inputs)):
             self.promised(bucket, number, spec, f"{path}.inputs[{i}]")
             found = self.program.layouts[bucket.tensors[number].layout]
-            plain = found.strides == _without_gaps(found.shape)
+            plain = found.strides == without_gaps(found.shape)
             self.require(plain, f"{path}.inputs[{i}]", "a tensor without gaps", found.strides)
             homes = (Space.CALLER,) if spec.kind == "mutated" else (Space.INPUT, Space.ARENA)  # ARENA in format 1
             space = bucket.tensors[number].space
@@ -161,10 +161,7 @@ class BucketRules(Demands):
 
     def extent(self, item: Placement) -> int:
         found = self.program.layouts[item.layout]
-        if 0 in found.shape:
-            return item.offset
-        reach = 1 + sum((n - 1) * s for n, s in zip(found.shape, found.strides))
-        return item.offset + reach * dtype(found.dtype, self.where).itemsize
+        return item.offset + reach(found.shape, found.strides) * dtype(found.dtype, self.where).itemsize
 
     def instruction(self, instruction: Instruction, bucket: Bucket, path: str) -> None:
         for number in instruction.outs:
@@ -222,17 +219,3 @@ class BucketRules(Demands):
             memory_format(value.name, self.where)
         elif isinstance(value, LayoutArg):
             layout(value.name, self.where)
-
-
-def _without_gaps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor of that shape without gaps, as torch gives them."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _turned(values: tuple[int, ...]) -> tuple[int, ...]:
-    """With the last two swapped."""
-    return (*values[:-2], *reversed(values[-2:]))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..errors import MalformedError
 from .schema import Instruction, TensorArg
 
 
@@ -27,3 +28,16 @@ def written_arguments(
         for arg in values if isinstance(values, tuple) else (values,):
             if isinstance(arg, TensorArg):
                 yield arg
+
+
+def out_arguments(
+    op: torch._ops.OpOverload, written: Sequence[str], results: Sequence[torch.Tensor | None], where: str
+) -> dict[str, object]:
+    """The places of an op's results as its out arguments `written`, or as the one list that some ops take. Raises
+    MalformedError where the op takes others, or a place is missing."""
+    if None not in results:
+        if list(written) == ["out"] and len(results) == len(op._schema.returns) > 1:
+            return {"out": list(results)}
+        if len(written) == len(results):
+            return dict(zip(written, results))
+    raise MalformedError(f"{op} does not take {len(results)} out arguments", where=where)

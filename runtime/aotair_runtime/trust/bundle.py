@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ..artifact.json_file import distinct
 from ..errors import SignatureError
 
 MOST_SIGNATURE_BYTES = 4 << 20  # a signature of 10,000 files has 3 MB
@@ -52,7 +53,7 @@ def read_bundle(data: bytes, where: str) -> Bundle:
 def json_of(data: bytes, where: str) -> object:
     """Raises SignatureError where it is none, nests too deep, or says a name twice."""
     try:
-        found: object = json.loads(data.decode("utf-8"), object_pairs_hook=_distinct)
+        found: object = json.loads(data.decode("utf-8"), object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise SignatureError("the signature is not readable", where=where, got=str(error)[:200]) from error
     return found
@@ -110,10 +111,3 @@ class _Object:
             return base64.b64decode(found, validate=True)
         except (binascii.Error, ValueError):
             refuse(f"{name} is not readable", self.where, "base64", found)
-
-
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
-    return found

@@ -164,7 +164,7 @@ def _chain_fault(
 def _pem_certificates(parts: _Parts, pem: bytes) -> list[Any]:
     try:
         return list(parts.x509.load_pem_x509_certificates(pem))
-    except Exception as error:
+    except Exception as error:  # ValueError, or an error of the package's own
         raise PolicyError("a certificate of the policy is not readable", expected="certificates as PEM") from error
 
 

@@ -16,6 +16,8 @@ from aotair.prove.lived import Lived
 from aotair.prove.prove import Proved, _Prover, on_host, prove
 from aotair.prove.runs import Runner
 from aotair_runtime.artifact.open import Artifact, open_artifact, read_program
+from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.errors import NamespaceError
 from aotair_runtime.format.schema import Proof
 from aotair_runtime.format.text import summary
 from aotair_runtime.weights.golden import replay_golden
@@ -308,7 +310,7 @@ def test_a_sample_that_is_answered_otherwise_is_refused_by_its_number(tmp_path):
 
 def test_an_artifact_for_another_device_is_proved_here(tmp_path):
     artifact, job = laid(DOUBLE, tmp_path, target={"device": "cuda", "memory_budget": 1})
-    with on_host(artifact) as model:
+    with on_host(artifact, Allowed()) as model:
         assert model.device.type == "cpu" and torch.equal(model(torch.ones(2, 3)), torch.full((2, 3), 2.0))
     assert prove(artifact, DOUBLE, job, lambda *_: None).program.requirements.device == "cuda"
 
@@ -319,9 +321,11 @@ def test_the_ops_of_the_recipes_own_model_are_allowed(tmp_path):
     library.impl("triple", lambda x: x * float(3), "CPU")
     library.impl("triple", torch.empty_like, "Meta")
     model = model_of(lambda self, x: torch.ops.aotairprove.triple(x))
-    artifact, _ = laid(model, tmp_path, target={"allow_namespaces": ["aotairprove"]})
-    with on_host(artifact) as loaded:
+    artifact, job = laid(model, tmp_path, target={"allow_namespaces": ["aotairprove"]})
+    with on_host(artifact, job.target.allowed) as loaded:
         assert torch.equal(loaded(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+    with pytest.raises(NamespaceError, match="table does not hold"):
+        on_host(artifact, Allowed())
 
 
 class Nothing(torch.nn.Module):
@@ -343,7 +347,7 @@ def test_outputs_that_are_nan_throughout_prove_nothing(tmp_path):
 def prover(tmp_path, inputs: dict, buckets: dict) -> _Prover:
     artifact, job = laid(model_of(lambda self, x: x * 3), tmp_path, inputs, buckets)
     (entry,) = artifact.program.entry_points
-    with on_host(artifact) as model:
+    with on_host(artifact, Allowed()) as model:
         return _Prover(Runner(job.entries[0], entry, model, None), {}, Lived(), False)
 
 
@@ -427,7 +431,7 @@ def test_what_the_original_itself_moves_is_recorded_for_nodes(tmp_path):
     found = proved(one, tmp_path, other=two)
     slack = [found.golden[name] for name in found.golden if name.endswith(".slack")]
     assert slack and all(tensor.dtype is torch.float64 and 0 < float(tensor) < 1e-2 for tensor in slack)
-    with on_host(lay_golden(found, tmp_path)) as model:
+    with on_host(lay_golden(found, tmp_path), Allowed()) as model:
         assert all(result.within for result in replay_golden(model))
 
 

@@ -11,6 +11,7 @@ from aotair.prove.runs import Runner
 from aotair.recipe.job import job_of
 from aotair.recipe.read import of_model
 from aotair_runtime.artifact.open import open_artifact
+from aotair_runtime.confine.op_table import Allowed
 
 
 def adds_up(self, x):
@@ -23,7 +24,7 @@ def test_both_calls_leave_the_same_behind_from_any_states(tmp_path):
     parts = {"inputs": {"x": shaped("n", 3)}, "buckets": {"n": [4]}}
     path = aotair.build(model=model, name="a", out=tmp_path / "a.aotair", **parts)
     job = job_of(of_model(model, parts), given=model).entries[0]
-    with on_host(open_artifact(path)) as served:
+    with on_host(open_artifact(path), Allowed()) as served:
         runner = Runner(job, served.program.entry_points[0], served, Original(model, job))
         x, states = torch.randn(4, 3), {"total": torch.tensor([1.0, 2, 3])}
         for given in ({}, states):
