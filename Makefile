@@ -57,9 +57,11 @@ fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memo
 	$(BIN)/python -m pytest $(LONG) tests/runtime/test_prologue.py -k test_random_weight_arithmetic --graphs 500
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest $(LONG) --devices npu tests/simnpu/test_sim_fuzz.py tests/simnpu/test_sim_sequences.py --graphs 600 --sequences 1000
 
-fuzz-artifacts: $(INSTALLED) ## a million hostile calls of the ops that programs may call, a million hostile artifacts (hours)
+fuzz-artifacts: $(INSTALLED) ## a million hostile calls of the ops that programs may call, a million hostile artifacts, and more of these by coverage (four hours; Python 3.11 or newer)
+	$(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m confine ops --cases 1000000
 	PYTHONPATH=tests $(BIN)/python -m confine artifacts --cases 1000000
+	PYTHONPATH=tests $(BIN)/python -m confine.guided --cases 200000 --corpus build/fuzz-corpus
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py

@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgpack
 import torch
 
 import aotair_runtime
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.schema import WEIGHTS_FILE
 
 from .guarded import Guarded
 from .models import MODELS
-from .mutants import body, mutant, write
+from .mutants import body, list_weights, mutant, mutant_weights, write_packed
 from .supervised import Fault, Work
 
 SECONDS, MEGABYTES = 2.0, 200  # more than the honest load
@@ -24,37 +26,63 @@ def build(folder: Path) -> None:
     """The artifacts of `models`, in `folder`."""
     import aotair
 
-    for name, (make, inputs, buckets) in MODELS.items():
+    for name, (make, inputs, more) in MODELS.items():
         torch.manual_seed(0)
-        more = {"buckets": buckets} if buckets else {}
         aotair.build(out=folder / f"{name}.aotair", model=make().eval(), name=name, inputs=inputs, **more)
 
 
-def mutants(folder: Path, scratch: Path, seed: str) -> Work:
-    """Cases of the artifacts in `folder`; each is written to `scratch`."""
-    torch.set_num_threads(1)
-    names = sorted(MODELS)
-    bodies = {name: body(folder / f"{name}.aotair") for name in names}
-    guards = [Guarded(1 << 13) for _ in range(4)]
-    for name in names:
-        shutil.copytree(folder / f"{name}.aotair", scratch / name, dirs_exist_ok=True)
-        if (end := _attempt(scratch / name, name, guards)) != "ran":
-            raise Fault(f"the artifact {name} as it was built is {end}")
+class Target:
+    """The artifacts in `folder`, of which hostile copies are written to `scratch`, loaded and called."""
 
-    def work(case: int) -> str:
-        rng = random.Random(f"{seed}{case}")
-        name = rng.choice(names)
-        try:
-            write(mutant(bodies[name], rng), scratch / name)
-        except (OverflowError, ValueError, RecursionError):
-            return "not to be written"
+    def __init__(self, folder: Path, scratch: Path):
+        torch.set_num_threads(1)
+        self.names = sorted(MODELS)
+        self.programs = {name: msgpack.packb(body(folder / f"{name}.aotair")) for name in self.names}
+        self.weights = {name: (folder / f"{name}.aotair" / WEIGHTS_FILE).read_bytes() for name in self.names}
+        self._scratch, self._guards = scratch, [Guarded(1 << 13) for _ in range(4)]
+        for name in self.names:
+            shutil.copytree(folder / f"{name}.aotair", scratch / name, dirs_exist_ok=True)
+            if (end := _attempt(scratch / name, name, self._guards)) != "ran":
+                raise Fault(f"the artifact {name} as it was built is {end}")
+
+    def attempt(self, name: str, program: bytes, weights: bytes | None = None) -> str:
+        """How a load and two calls end. Raises Fault where it does what none may."""
+        folder = self._scratch / name
+        write_packed(program, folder)
+        if weights is not None:
+            (folder / WEIGHTS_FILE).write_bytes(weights)
         began, before = time.monotonic(), _peak()
-        end = _attempt(scratch / name, name, guards)
+        try:
+            end = _attempt(folder, name, self._guards)
+        finally:
+            if weights is not None:
+                (folder / WEIGHTS_FILE).write_bytes(self.weights[name])
         if time.monotonic() - began > SECONDS:
             raise Fault(f"{name}: took {time.monotonic() - began:.1f} s")
         if _peak() - before > MEGABYTES:
             raise Fault(f"{name}: took {_peak() - before} MB")
         return end.partition(":")[0]
+
+
+def mutants(folder: Path, scratch: Path, seed: str) -> Work:
+    """Cases of the artifacts in `folder`: nine of ten have another program, one another weights file."""
+    target = Target(folder, scratch)
+
+    def work(case: int) -> str:
+        rng = random.Random(f"{seed}{case}")
+        name = rng.choice(target.names)
+        weights = None
+        try:
+            if rng.random() < 0.1:
+                program = msgpack.unpackb(target.programs[name])
+                weights = mutant_weights(target.weights[name], rng)
+                list_weights(program, weights)
+            else:
+                program = mutant(target.programs[name], rng)
+            packed = msgpack.packb(program)
+        except (OverflowError, ValueError, RecursionError):
+            return "not to be written"
+        return target.attempt(name, packed, weights)
 
     return work
 

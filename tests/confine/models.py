@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-Batch = {"batch": [1, 3]}
+Batch = {"buckets": {"batch": [1, 3]}}
 
 
 def _input(*shape: object, dtype: str = "float32", **more: object) -> dict[str, object]:
@@ -46,6 +46,18 @@ class Image(nn.Module):
         return torch.cat([up, x], 1), {"top": y.flatten(1).topk(3).values, "where": y.flatten(1).argmax(1)}
 
 
+class Whole(nn.Module):
+    """A prologue, which makes weights at load, and recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.steps = nn.Linear(32, 64), nn.LSTM(8, 6, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.steps(self.wide(x).unflatten(-1, (8, 8)))[0].cumsum(1)
+
+
+# Each with its inputs, and what else its recipe says.
 MODELS = {
     "attention": (Attention, {"ids": _input("batch", 5, dtype="int64", range=[0, 20])}, Batch),
     "cache": (
@@ -58,4 +70,5 @@ MODELS = {
         {},
     ),
     "image": (Image, {"x": _input("batch", 3, 8, 8)}, Batch),
+    "whole": (Whole, {"x": _input(4, 32)}, {"quantize": {"linear": "int8_dynamic"}}),
 }

@@ -1,14 +1,18 @@
-"""Artifacts as an enemy would write them: a good program with some of its numbers, lists and names changed, and the
-digests made right again."""
+"""Artifacts as an enemy would write them: a good program with some of its numbers, lists and names changed, or a good
+weights file with another header or length, and the digests made right again."""
 
 import copy
+import dataclasses
 import hashlib
+import json
 import random
 from pathlib import Path
 
 import msgpack
 
-from aotair_runtime.format.schema import FORMAT, MAGIC, PROGRAM_FILE
+from aotair_runtime.format.schema import FORMAT, MAGIC, PROGRAM_FILE, WEIGHTS_FILE, Program
+
+FIELDS = {field.name: number for number, field in enumerate(dataclasses.fields(Program))}
 
 INTS = (0, 1, 2, 3, 7, 64, -1, -2, 255, 4096, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, (1 << 46) - 1, 1 << 62, -(1 << 63))
 OTHERS = (
@@ -37,14 +41,18 @@ def body(artifact: Path) -> list:
 
 def write(program: list, artifact: Path, version: object = FORMAT) -> None:
     """The program with the right digest."""
-    packed = msgpack.packb(program, use_bin_type=True)
+    write_packed(msgpack.packb(program, use_bin_type=True), artifact, version)
+
+
+def write_packed(packed: bytes, artifact: Path, version: object = FORMAT) -> None:
+    """The same, of a program as bytes."""
     whole = [MAGIC, version, hashlib.sha256(packed).digest(), packed]
     (artifact / PROGRAM_FILE).write_bytes(msgpack.packb(whole, use_bin_type=True))
 
 
-def mutant(program: list, rng: random.Random) -> list:
-    """A copy with one to five changes."""
-    made = copy.deepcopy(program)
+def mutant(packed: bytes, rng: random.Random) -> list:
+    """The program that `packed` is, with one to five changes."""
+    made = msgpack.unpackb(packed)
     places = list(_places(made))
     if rng.random() < 0.5:  # of the same types, so that more of it is believed
         places = [(holder, number) for holder, number in places if type(holder[number]) is int]
@@ -60,6 +68,43 @@ def mutant(program: list, rng: random.Random) -> list:
     return made
 
 
+def mutant_weights(weights: bytes, rng: random.Random) -> bytes:
+    """A weights file with something else in its header, or of another length."""
+    size = int.from_bytes(weights[:8], "little")
+    header, data, how = weights[8 : 8 + size], weights[8 + size :], rng.randrange(4)
+    if how == 0:
+        found = json.loads(header)
+        tensors = [list(item) for item in found.items()]
+        fields = [[name, *place.values()] for name, place in tensors]
+        _change(fields, rng.randrange(len(fields)), rng, list(_places(fields)))
+        header = json.dumps({str(name): _place(rest) for name, *rest in (f for f in fields if _is_field(f))}).encode()
+    elif how == 1:
+        changed = bytearray(header)
+        changed[rng.randrange(len(changed))] = rng.choice(b'{}[]",:0123456789eE-.\0\xff')
+        header = bytes(changed)
+    elif how == 2:
+        data = data[: rng.randrange(len(data) + 1)] + bytes(rng.choice((0, 1, 8, 4096)))
+    else:
+        size = rng.choice((size + 1, size - 1, size - 8, size + 8, 0, 1, len(weights), 1 << 31, (1 << 64) - 1))
+    return (size if how == 3 else len(header)).to_bytes(8, "little") + header + data
+
+
+def _is_field(field: object) -> bool:
+    return isinstance(field, list) and bool(field)
+
+
+def _place(rest: list) -> object:
+    """What the header says of a tensor."""
+    return dict(zip(("dtype", "shape", "data_offsets", "more"), rest))
+
+
+def list_weights(program: list, weights: bytes) -> None:
+    """Make a program list a weights file as it is now."""
+    for file in program[FIELDS["files"]]:
+        if file[0] == WEIGHTS_FILE:
+            file[1:] = [len(weights), hashlib.sha256(weights).hexdigest(), []]
+
+
 def _places(value: list):
     """Every item of every list, as (list, number); those deep within are as likely as others."""
     for number, item in enumerate(value):
@@ -71,7 +116,7 @@ def _places(value: list):
 def _change(holder: list, number: int, rng: random.Random, places: list) -> None:
     item, how = holder[number], rng.randrange(12)
     if how == 0:
-        holder[number] = rng.choice(OTHERS)
+        holder[number] = copy.deepcopy(rng.choice(OTHERS))
     elif how == 1:
         del holder[number]
     elif how == 2:

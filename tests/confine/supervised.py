@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HANGS = 20.0  # seconds after which a case counts as one that hangs
+_TOLD = 50  # cases after which a process says how they ended: one that dies takes the rest along
 Work = Callable[[int], str]  # makes the case of that number, and says how it ended
 
 
@@ -65,8 +66,12 @@ def _work(make: Callable[[], Work], first: int, last: int, shared: mmap.mmap, pi
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     ends: Counter[str] = Counter()
 
-    def leave() -> None:
+    def tell() -> None:
         os.write(pipe, (json.dumps(["ends", ends]) + "\n").encode())
+        ends.clear()
+
+    def leave() -> None:
+        tell()
         os._exit(0)
 
     try:
@@ -80,6 +85,8 @@ def _work(make: Callable[[], Work], first: int, last: int, shared: mmap.mmap, pi
         signal.setitimer(signal.ITIMER_REAL, HANGS)
         try:
             ends[work(case)] += 1
+            if case % _TOLD == 0:
+                tell()
         except Exception as error:  # that is what is looked for
             text = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}, {_place(error)}"
             os.write(pipe, (json.dumps([case, text[:300]]) + "\n").encode())
