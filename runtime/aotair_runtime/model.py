@@ -14,7 +14,7 @@ from .artifact.ops import resolve
 from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
-from .capture.graphs import Parts, Resident
+from .capture.graphs import Graphs, Parts, Resident
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
@@ -119,7 +119,9 @@ def load(
 
 
 class Model:
-    """A loaded artifact. Call it (the only entry point, or `forward`), or an entry point by its name."""
+    """A loaded artifact. Call it (the only entry point, or `forward`), or an entry point by its name: `model.decode`,
+    which keeps what it needs of the model even where nobody holds the model any more. `close`, or leaving a `with`,
+    gives back its memory at once, whoever holds what."""
 
     def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
         self.artifact = artifact
@@ -130,8 +132,10 @@ class Model:
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
         own = pool is None or settings.apart
         self.entry_points: dict[str, Entry] = {}
-        # What is left to do when nobody closes the model.
-        self._end = weakref.finalize(self, _release, self.entry_points, self._pools, own, device)
+        self._graphs: list[Graphs] = []
+        # What is left to do when nobody closes the model, and nobody holds it or an entry point of it any more.
+        self._life = _Life()
+        self._end = weakref.finalize(self._life, _release, self._graphs, self._pools, own, device)
         self._end.atexit = False
         try:
             self._bind(pool)
@@ -148,7 +152,9 @@ class Model:
         program, device = self.program, self._parts.device
         self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
         for spec in program.entry_points:
-            self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
+            entry = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool), self._life)
+            self.entry_points[spec.name] = entry
+            self._graphs.append(entry.graphs)
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -337,6 +343,8 @@ class Model:
         that was handed in lives on."""
         self.artifact = Artifact(self.artifact.path, self.program, ())
         self._resident, self._base = Resident(), Base({})
+        for entry in self.entry_points.values():
+            entry.close()
         self._end()
 
     # ---- memory -------------------------------------------------------------------------------------------------
@@ -434,9 +442,13 @@ def _arena_of(program: Program, bucket: Bucket) -> int:
     return -(-bucket.height // program.alignment) * program.alignment
 
 
-def _release(entries: dict[str, Entry], pools: list[Pool], own: bool, device: Device) -> None:
-    for entry in entries.values():
-        entry.close()
+class _Life:
+    """What a model and its entry points hold together."""
+
+
+def _release(graphs: list[Graphs], pools: list[Pool], own: bool, device: Device) -> None:
+    for one in graphs:
+        one.close()
     for pool in pools if own else ():
         pool.close()
     device.trim()

@@ -281,6 +281,27 @@ def test_loading_and_closing_gives_the_memory_back(node):
     assert arena() is None
 
 
+def test_an_entry_point_keeps_what_it_needs_of_its_model_and_gives_it_back(node, original):
+    step = node.load("encoder").forward
+    given = ids_and_mask(1, 4)
+    assert torch.allclose(step(*given), original("encoder")(*given), atol=1e-5)
+    arena = weakref.ref(step.graphs.pools[0].arena)
+    gc.disable()  # at once, not when cycles are looked for
+    try:
+        del step
+        assert arena() is None
+    finally:
+        gc.enable()
+
+
+def test_closing_a_model_closes_the_entry_points_that_somebody_holds(node):
+    model = node.load("encoder")
+    step = model.forward
+    model.close()
+    with pytest.raises(ClosedError):
+        step(*ids_and_mask(1, 4))
+
+
 def test_many_threads_never_mix_results(node, original):
     model, reference = node.load("encoder", enable_output_clone=True), original("encoder")
     cases = [ids_and_mask(b, s) for b in (1, 2, 4) for s in (3, 4, 8, 13, 16)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from ..capture.bind import as_dtype
 from ..capture.captured import Captured
 from ..capture.graphs import Graphs, Parts, Resident
 from ..capture.pool import Pool
+from ..devices import Device
 from ..errors import UpdateError
 from ..format.schema import EntryPoint, Placement
 from ..format.sizes import describe
@@ -19,6 +21,7 @@ from ..format.structure import leaf_names, packer
 from ..format.torch_names import dtype
 from ..memory.budget import raise_out_of_memory
 from ..memory.overlap import destroyed, is_plain, with_copies
+from ..memory.promise import Promise
 from .call_plan import CallPlan, Planner
 from .plan_cache import LastCall, PlanCache, apart
 from .signature import Signature, Tensors
@@ -38,13 +41,27 @@ class Counters:
     sent: list[int]
     run: list[int]
 
+    def add(self, plan: CallPlan) -> None:
+        """Count a plan's calls since it was last counted."""
+        calls, plan.calls = plan.calls, 0
+        self.calls[plan.number] += calls
+        self.sent[plan.number] += calls * plan.sent
+        self.run[plan.number] += calls * plan.run
+
+    def become(self, other: "Counters") -> None:
+        self.calls, self.sent, self.run = other.calls, other.sent, other.run
+
 
 class Entry:
-    """One entry point of a loaded model; call it with tensors by position, by name, or as one packed argument."""
+    """One entry point of a loaded model; call it with tensors by position, by name, or as one packed argument.
 
-    def __init__(self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool]):
-        self.spec = spec
-        self._device, self._layouts, self._promise = parts.device, parts.program.layouts, parts.promise
+    `life` is held as long as the entry point is: the model's memory is given back when nobody holds it any more. An
+    entry point therefore has to be in no cycle of references, which would keep it until they are looked for.
+    """
+
+    def __init__(self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool], life: object):
+        self.spec, self._life = spec, life
+        self._layouts = parts.program.layouts
         self._clones_outputs = parts.settings.enable_output_clone
         self._cloned = tuple(item.clone for item in spec.outputs) if any(o.clone for o in spec.outputs) else ()
         self._lock = pools[0].lock
@@ -55,10 +72,12 @@ class Entry:
         self._mutated, self._has_hosts = signature.mutated, bool(signature.hosts)
         self._some_users, self._plain = not signature.all_users, signature.plain
         self._take_mutated, self._take_users = signature.take_mutated, signature.take_users
-        self.graphs = Graphs(spec, parts, resident, pools, self._forget_plans)
+        self._copies = functools.partial(_copies, parts.device, parts.promise, spec.name)
+        self.graphs = Graphs(spec, parts, resident, pools)
         held = {pool: pool.held() for pool in dict.fromkeys(pools)}
         planner = Planner(signature, self._layouts, resident.states, self.graphs, held, self._copies)
-        self._plans = PlanCache(signature, planner, parts.settings.clone_input, self._count)
+        self._plans = PlanCache(signature, planner, parts.settings.clone_input, self._counters.add)
+        self.graphs.changed = self._plans.forget
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
@@ -121,14 +140,14 @@ class Entry:
                 named = {self._signature.names[i]: tensor for i, tensor in buffers.items()}
                 found[describe(self.spec, bucket.sizes)] = named
                 self._plans.own.update(map(_address, named.values()))
-            self._forget_plans()
+            self._plans.forget()
             return found
 
     def counters(self) -> Counters:
         """What has been called so far."""
         with self._lock:
             for plan in self._plans:
-                self._count(plan)
+                self._counters.add(plan)
             return self._counters
 
     def capture(self, number: int) -> None:
@@ -140,7 +159,7 @@ class Entry:
     def close(self) -> None:
         """Forget everything captured; later calls raise ClosedError."""
         with self._lock:
-            self._forget_plans()
+            self._plans.forget()
             self.graphs.close()
 
     def captured(self, tensors: Tensors) -> Captured:
@@ -155,13 +174,14 @@ class Entry:
         """Calls within count nowhere, and what they had captured is let go at the end."""
         with self._lock:
             counters, static = copy.deepcopy(self.counters()), dict(self._plans.static)
-            self._forget_plans()
+            self._plans.forget()
             try:
                 with self.graphs.aside():
                     yield
             finally:
-                self._forget_plans()
-                self._counters, self._plans.static = counters, static
+                self._plans.forget()
+                self._counters.become(counters)
+                self._plans.static = static
 
     # ---- one call, in order ---------------------------------------------------------------------------------
 
@@ -230,14 +250,6 @@ class Entry:
         numbers = destroyed(sources, plan.targets, fills)
         return with_copies(sources, numbers, self._copies) if numbers else sources
 
-    def _copies(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Copies of inputs, in memory that the promise counts. Raises OutOfMemoryError."""
-        try:
-            return self._device.copies(tensors)
-        except RuntimeError as error:
-            raise_out_of_memory(error, self._device, self._promise, self.spec.name)
-            raise
-
     def _replay_with(self, plan: CallPlan, lists: list[list[int]]) -> None:
         if plan.filling is not None:
             lists = [items + more for items, more in zip(lists, plan.filling)]
@@ -262,16 +274,15 @@ class Entry:
         start = base.storage_offset() + place.offset // base.element_size()
         return base.as_strided(found.shape, found.strides, start)
 
-    def _count(self, plan: CallPlan) -> None:
-        """Add a plan's calls to the counters of its bucket."""
-        calls, plan.calls = plan.calls, 0
-        self._counters.calls[plan.number] += calls
-        self._counters.sent[plan.number] += calls * plan.sent
-        self._counters.run[plan.number] += calls * plan.run
-
-    def _forget_plans(self) -> None:
-        self._plans.forget()
-
 
 def _lie_at(addresses: list[int], tensors: Tensors) -> bool:
     return list(map(_address, tensors)) == addresses and all(map(is_plain, tensors))
+
+
+def _copies(device: Device, promise: Promise, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Copies of inputs, in memory that the promise counts. Raises OutOfMemoryError."""
+    try:
+        return device.copies(tensors)
+    except RuntimeError as error:
+        raise_out_of_memory(error, device, promise, name)
+        raise

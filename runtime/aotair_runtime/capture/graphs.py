@@ -62,12 +62,11 @@ class CaptureCounters:
 class Graphs:
     """`pools` has the pool of each bucket; `changed` is called when graphs that were handed out are no longer good."""
 
-    def __init__(
-        self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool], changed: Callable[[], None]
-    ):
+    changed: Callable[[], None]
+
+    def __init__(self, spec: EntryPoint, parts: Parts, resident: Resident, pools: Sequence[Pool]):
         self.spec, self.parts, self.resident, self.pools = spec, parts, resident, tuple(pools)
         self.counters = CaptureCounters()
-        self._changed = changed
         # By bucket, then by the addresses of the inputs used in place; the least recently used first.
         self._kept: dict[int, OrderedDict[Key, Captured]] = {}
         self._known: dict[int, Key] = {}  # the addresses of a bucket's last capture
@@ -249,7 +248,7 @@ class Graphs:
     def _forget(self, kept: OrderedDict[Key, Captured], keys: Sequence[Key]) -> None:
         if keys:
             self.parts.device.synchronize()
-            self._changed()
+            self.changed()
         for key in keys:
             self._drop(kept.pop(key))
 
