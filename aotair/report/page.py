@@ -23,6 +23,8 @@ code { background: #f3f6f9; padding: 0 .2rem; }
 """
 
 
+# A browser fetches and runs nothing for the page, whatever got into it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _NAMED = 6_000  # rectangles that can be hovered over, on the whole page
 _NAMED_EACH = 100  # and in each bucket at least
 
@@ -40,7 +42,8 @@ def page(
     body = "\n".join(_sections(program, fusions, pictures, quantised))
     title = html.escape(program.name)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} · aotair</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title} · aotair</title>'
         f"<style>{_STYLE}{arena.STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
     )
 

@@ -279,6 +279,15 @@ class _Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_a_browser_may_run_and_fetch_nothing_for_the_page():
+    built = built_for("encoder")
+    text = page(built.program, {}, built.pictures)
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("style-src") == "'unsafe-inline'" and set(rules.values()) == {"'none'"} and "default-src" in rules
+    assert text.index(policy) < text.index("<title>") and "<script" not in text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_is_one_well_formed_file(name):
     built = built_for(name)

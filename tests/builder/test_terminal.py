@@ -15,7 +15,7 @@ from aotair_runtime.errors import AotairError, shown
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import Op, Program
 
-HOSTILE = "\x1b]0;title\x07\x1b[2J\r\x08\x9b31m\x7f\u202e\u2066\u2028"
+HOSTILE = "\x1b]0;title\x07\x1b[2J\r\x08\x9b31m\x7f\u202e\u2066\u2028\nrow  1  2\t3"
 OBEYED = re.compile("[^\\n\\t -~\u00a0-\u2027\u2030-\u2065\u2070-\ud7ff\ue000-\U0010ffff]")
 INPUTS = {"input": {"shape": ["rows", 4], "dtype": "float32", "pad": 0}}
 
@@ -76,6 +76,23 @@ def test_a_command_prints_hostile_names_escaped(path: Path, name: str):
     text = output(*COMMANDS[name](path))
     assert not OBEYED.findall(text)
     assert "x1b" in text or "u001b" in text, "the name is not there at all"
+
+
+@pytest.mark.parametrize("name", ["inspect", "inspect --weights", "plan", "doctor", "verify"])
+def test_a_name_cannot_begin_a_line_of_its_own(path: Path, name: str):
+    honest = output(*COMMANDS[name](path)).count("\n")
+    # What a constant of the entry point or a name that a constant follows from adds is a line in `inspect`, a text in
+    # the last column in `inspect --weights`.
+    rewrite(path, lambda program: replace(hostile(program), unread=()))
+    assert output(*COMMANDS[name](path)).count("\n") - honest in (0, 1 if name == "inspect" else 0)
+    assert "\nrow" not in output(*COMMANDS[name](path))
+
+
+@pytest.mark.parametrize("version", ["", "x", "2.", ".", "-1", "2.9\n", "1" * 10, "9e9"])
+def test_a_version_that_is_none_is_refused(path: Path, version: str):
+    rewrite(path, lambda program: replace(program, requirements=replace(program.requirements, torch_min=version)))
+    with pytest.raises(AotairError):
+        aotair.load(path)
 
 
 @pytest.mark.parametrize(

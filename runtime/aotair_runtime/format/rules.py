@@ -12,6 +12,7 @@ from .schema import PART, EntryPoint, Form, Instruction, Program
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
+_VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*([.+]?[a-z][a-zA-Z0-9.+]*)?")
 
 
 def check_program(program: Program, where: str) -> None:
@@ -57,6 +58,8 @@ class _Tables(Demands):
             ("reserve.device", reserve.device),
         ):
             self.require(0 <= number < MAX_BYTES, path, "a possible number of bytes", number)
+        for path, version in (("torch_min", need.torch_min), ("vendor_min", need.vendor_min or "0")):
+            self.require(bool(_VERSION.fullmatch(version)), f"requirements.{path}", "a version", version)
         self.require(0 <= need.memory_share <= 1, "requirements.memory_share", "a share", need.memory_share)
         for i, item in enumerate(program.layouts):
             path = f"layouts[{i}]"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from ..errors import one_line
 from .prologue import as_program, follows_from
 from .schema import (
     Bucket,
@@ -24,14 +25,18 @@ from .torch_names import dtype
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table of plain text: the first column left-aligned, the others right-aligned."""
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    """A table of plain text: the first column left-aligned, the others right-aligned, a line for each row."""
+    return "\n".join(_table_lines(head, rows))
+
+
+def _table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    cells = [list(head), *([one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
 
     def line(row: list[str]) -> str:
         return "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
 
-    return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *map(line, cells[1:])])
+    return [line(cells[0]), "  ".join("-" * w for w in widths), *map(line, cells[1:])]
 
 
 def summary(program: Program) -> str:
@@ -45,7 +50,7 @@ def summary(program: Program) -> str:
         lines += [f"travelling along: {', '.join(files)}"]
     for entry in program.entry_points:
         lines += ["", *_entry_lines(program, entry)]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def weights_text(program: Program) -> str:
@@ -57,16 +62,16 @@ def weights_text(program: Program) -> str:
         text = ", ".join(sources.get(constant.name, others))
         what = f"{constant.dtype}{list(constant.shape)}"
         rows.append([constant.name, what, f"{nbytes:,}", constant.kind or "not recorded", text])
-    lines = [table(["tensor", "", "bytes", "kind", "of"], rows)]
+    lines = _table_lines(["tensor", "", "bytes", "kind", "of"], rows)
     for part in program.prologue.parts:
         own = as_program(program, part)
         lines += ["", *_bucket_lines(own, own.entry_points[0], part.bucket)]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
     """The tensors and instructions of one bucket."""
-    return "\n".join(_bucket_lines(program, entry, bucket))
+    return "\n".join(map(one_line, _bucket_lines(program, entry, bucket)))
 
 
 def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
@@ -90,7 +95,9 @@ def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:
         runs = "" if proof is None else str(len(proof.padding))
         gap = f"{bucket.height / bucket.lower_bound - 1:.2%}" if bucket.lower_bound else "0.00%"
         rows.append([describe(entry, bucket.sizes), len(bucket.code), f"{bucket.height:,}", gap, error, units, runs])
-    yield table(["bucket", "instructions", "arena bytes", "over bound", "error", "units", "padding runs"], rows)
+    yield from _table_lines(
+        ["bucket", "instructions", "arena bytes", "over bound", "error", "units", "padding runs"], rows
+    )
     if any(bucket.proof and bucket.proof.sampled for bucket in entry.buckets):
         yield "  proved by a sample of runs"
 
