@@ -80,7 +80,7 @@ def mutants(folder: Path, scratch: Path, seed: str) -> Work:
             else:
                 program = mutant(target.programs[name], rng)
             packed = msgpack.packb(program)
-        except (OverflowError, ValueError, RecursionError):
+        except (OverflowError, ValueError, RecursionError, TypeError):
             return "not to be written"
         return target.attempt(name, packed, weights)
 

@@ -9,8 +9,12 @@ _LEAST = 1 << 16  # bytes from which a mapping of its own is worth it
 
 
 def memory(nbytes: int) -> torch.Tensor:
-    """Bytes that are zero, so that nothing of this process can be read in them, and that cannot be made more."""
-    whole = mmap.mmap(-1, max(nbytes, 1))  # kept alive by the tensor
+    """Bytes that are zero, so that nothing of this process can be read in them, and that cannot be made more. Raises
+    RuntimeError, as torch's own allocator does, where the system has none left."""
+    try:
+        whole = mmap.mmap(-1, max(nbytes, 1))  # kept alive by the tensor
+    except OSError as error:
+        raise RuntimeError(f"can't allocate memory: {nbytes:,} bytes ({error.strerror})") from None
     return torch.frombuffer(whole, dtype=torch.uint8)[:nbytes]
 
 
