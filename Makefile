@@ -96,6 +96,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m benchmarks.quantized
 	$(BIN)/python -m benchmarks.exchanged
 	$(BIN)/python -m benchmarks.killed
+	$(BIN)/python -m benchmarks.faults
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

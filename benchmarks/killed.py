@@ -1,8 +1,10 @@
-"""Builds ended by `kill -9` at random moments: there is the old artifact or the new one, and the next build cleans up.
+"""Builds and signing ended by `kill -9` at random moments: there is the old artifact or signature, or the new one, and
+the next build or signing cleans up.
 
 A process lays down and packs one of two prepared artifacts after the other at one place, until it is killed. Then the
 place is read as a node would read it, every byte is compared, and another process builds there once more. A part of
 the kills meets a place where nothing was yet, and half of them a file system that cannot exchange folders in one step.
+Then the same with a process that signs an artifact with one of two keys after the other: one of both has signed it.
 """
 
 import hashlib
@@ -17,17 +19,23 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from aotair.disk import place
 from aotair.pack import lay_down, pack, written_aside
 from aotair.program import Built
 from aotair.prove.prove import Proved
-from aotair_runtime.artifact.open import open_artifact, opened, read_golden
-from aotair_runtime.errors import AotairError, NotAnArtifactError
+from aotair.tools.sign import Signer, sign_artifact
+from aotair_runtime.artifact.open import open_artifact, opened, read_golden, with_weights
+from aotair_runtime.errors import AotairError, NotAnArtifactError, TrustError
+from aotair_runtime.trust.gate import gate_for
+from aotair_runtime.trust.policy import TrustPolicy
 
 from .common import BUILD, Row, options, report
 from .exchanged import VALUES
 
-_BUILDS = 2.5  # that a child has the time for, at the most
+_BUILDS, _SIGNINGS = 2.5, 3  # that a child has the time for, at the most
 
 
 def main() -> None:
@@ -38,14 +46,17 @@ def main() -> None:
     # In another process: a child of one that has computed with several threads may wait for them for ever.
     command = "import pathlib, sys, benchmarks.exchanged as e; e.prepare(pathlib.Path(sys.argv[1]), len(sys.argv) > 2)"
     subprocess.run([sys.executable, "-c", command, str(given.folder), *["--rebuild"] * given.rebuild], check=True)
-    count = kills(given.folder, given.kills)
+    count, signing = kills(given.folder, given.kills), signings(given.folder, given.kills)
     of = f"of {given.kills} kills"
     rows = [
         Row(f"{of}, artifacts that are not the old one or the new one", 0, count["broken"]),
         Row(f"{of}, folders left after the next build", 0, count["left"]),
         Row(f"{of}, in the midst of writing", 0.2 * given.kills, count["writing"], at_least=True),
+        Row(f"{of} while it is signed, signatures that are not the old one or the new one", 0, signing["broken"]),
+        Row(f"{of} while it is signed, files left after the next signing", 0, signing["left"]),
+        Row(f"{of} while it is signed, in the midst of it", 0.2 * given.kills, signing["writing"], at_least=True),
     ]
-    report(rows, given.json, **count)
+    report(rows, given.json, **count, **{f"signing_{name}": number for name, number in signing.items()})
 
 
 def kills(folder: Path, number: int) -> Counter:
@@ -69,6 +80,57 @@ def kills(folder: Path, number: int) -> Counter:
         count["left"] += len(os.listdir(place_of)) - 1
         count["broken"] += _digest(out) not in known
     return count
+
+
+def signings(folder: Path, number: int) -> Counter:
+    """What became of the signature of an artifact, after so many signings that were killed."""
+    place_of, count, chance = folder / "signed", Counter(), random.Random(0)
+    shutil.rmtree(place_of, ignore_errors=True)
+    shutil.copytree(folder / "first", out := place_of / "served.aotair")
+    keys = [_key(folder / f"key{turn}.pem") for turn in range(2)]
+    began = time.perf_counter()
+    for _ in range(_SIGNINGS):
+        sign_artifact(out, keys[0])
+    most = time.perf_counter() - began
+    for turn in range(number):
+        _killed_signing(out, keys, chance.uniform(0, most))
+        count["writing"] += len(os.listdir(place_of)) > 1
+        count["broken"] += not any(_is_signed(out, key) for key in keys)
+        sign_artifact(out, keys[turn % 2])
+        count["left"] += len(os.listdir(place_of)) - 1
+        count["broken"] += not _is_signed(out, keys[turn % 2])
+    return count
+
+
+def _key(file: Path) -> Signer:
+    """A private key in `file`, and its public one beside it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.PrivateFormat.PKCS8
+    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    public = serialization.PublicFormat.SubjectPublicKeyInfo
+    file.with_suffix(".pub").write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, public))
+    return Signer(file)
+
+
+def _killed_signing(out: Path, keys: list[Signer], seconds: float) -> None:
+    """A child that signs again and again, and is killed after so many seconds."""
+    child = os.fork()
+    if child == 0:
+        for turn in itertools.count():
+            sign_artifact(out, keys[turn % 2])
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _is_signed(out: Path, key: Signer) -> bool:
+    """Whether a node that trusts the key lets the artifact in."""
+    gate = gate_for(TrustPolicy(keys=[key.key.with_suffix(".pub")]), "full")
+    try:
+        with_weights(*opened(out, gate), gate=gate)
+    except TrustError:
+        return False
+    return True
 
 
 class _Made:

@@ -32,6 +32,10 @@ class State:
     written: int
     changed: int  # rights, links and names of it too
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> "State":
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
 
 class Descriptor:
     """The number of an open file; it is closed when nobody has this object any more, or by `close`."""
@@ -62,8 +66,9 @@ class OpenFile:
         return self.state.nbytes
 
     def state_now(self) -> State:
-        """What it is like now."""
-        return state_of(self.descriptor)
+        """What it is like now. Raises UnreadableError."""
+        with unreadable(self.where):
+            return State.of(os.fstat(self.descriptor))
 
     def content(self, most: int) -> bytes:
         """All its bytes. Raises MalformedError where there are more than `most`, before any is read."""
@@ -112,9 +117,11 @@ class Folder:
         if name not in self._files:
             where = str(self.path / name)
             opened = Descriptor(self._descriptor(name, where))
-            if not stat.S_ISREG(os.fstat(opened.number).st_mode):
+            with unreadable(where):
+                found = os.fstat(opened.number)
+            if not stat.S_ISREG(found.st_mode):
                 raise _irregular(where, "something else")
-            self._files[name] = OpenFile(where, opened, state_of(opened.number))
+            self._files[name] = OpenFile(where, opened, State.of(found))
         return self._files[name]
 
     def _descriptor(self, name: str, where: str) -> int:
@@ -160,9 +167,8 @@ class Folder:
 
     def is_elsewhere(self) -> bool:
         """Whether another directory lies at the path by now, or none."""
-        mine = os.fstat(self._root.number)
         try:
-            return not os.path.samestat(mine, os.stat(self.path))
+            return not os.path.samestat(os.fstat(self._root.number), os.stat(self.path))
         except OSError:
             return True
 
@@ -178,12 +184,6 @@ def read_into(view: memoryview, descriptor: int) -> int:
     while start < len(view) and (count := os.preadv(descriptor, [view[start : start + _AT_ONCE]], start)):
         start += count
     return start
-
-
-def state_of(descriptor: int) -> State:
-    """What the open file is like now."""
-    found = os.fstat(descriptor)
-    return State(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @contextlib.contextmanager
