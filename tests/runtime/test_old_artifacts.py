@@ -6,13 +6,18 @@ import pytest
 from cases import ROOT
 
 import aotair
+from aotair_runtime.format.schema import FORMAT
 from aotair_runtime.weights.golden import replay_golden
 
 OLD = sorted(path for path in (ROOT / "tests" / "artifacts").glob("*/*") if path.is_dir())
 
 
 def test_there_are_some():
-    assert {path.name for path in OLD} >= {"encoder", "counter", "cache", "structured"}
+    formats = [f"format{number}" for number in range(1, FORMAT)]
+    assert sorted({path.parent.name for path in OLD}) == formats
+    names = {f"{path.parent.name}/{path.name}" for path in OLD}
+    # The space of inputs copied and in place, streams; derived weights; packed weights.
+    assert names >= {"format1/cache", "format2/streams", "format3/derived", "format4/packed"}
 
 
 @pytest.mark.parametrize("path", OLD, ids=lambda p: f"{p.parent.name}/{p.name}")
