@@ -175,7 +175,10 @@ class _Emitter:
         elif kernel.way is Way.OUT:
             takes = {argument.name for argument in kernel.op._schema.arguments}
             kept = {name: value for name, value in kwargs.items() if name in takes}
-            yield self._make(kernel.op, Form.OUT, args, kept, self._results(node), node)
+            made = self._make(kernel.op, Form.OUT, args, kept, self._results(node), node)
+            if kernel.is_made_afresh:
+                self._allocates(made, _nbytes(node))
+            yield made
         elif kernel.way is Way.SLICES:
             yield from self._sliced(node, slices.sliced_arguments(node), args, kwargs)
         else:
@@ -216,9 +219,13 @@ class _Emitter:
     ) -> Instruction:
         """A call whose fresh results, of `nbytes` in all, are copied to their places."""
         made = self._make(op, Form.COPY, args, kwargs, outs, node)
-        most, calls = self._fresh.get((made.op, made.stream), (0, 0))
-        self._fresh[made.op, made.stream] = (max(most, nbytes), calls + 1)
+        self._allocates(made, nbytes)
         return made
+
+    def _allocates(self, item: Instruction, nbytes: int) -> None:
+        """A call takes so many bytes beside the arena."""
+        most, calls = self._fresh.get((item.op, item.stream), (0, 0))
+        self._fresh[item.op, item.stream] = (max(most, nbytes), calls + 1)
 
     def _sliced(self, node: Node, sliced: Sequence[str], args: Args, kwargs: Kwargs) -> Iterator[Instruction]:
         op = op_of(node)

@@ -25,6 +25,25 @@ def packed_op(target: Target, op: object, args: Sequence[Argument]) -> OpOverloa
     return None
 
 
+def packed_product(target: Target, op: object, args: Sequence[Argument]) -> int | None:
+    """The argument of a matrix product, which linear layers are lowered to, that a node may read packed: where the
+    weight is whole, and nodes are faster so. The node finds out whether it is."""
+    place = {_aten.mm.default: 1, _aten.addmm.default: 2}.get(op)  # type: ignore[call-overload]  # any object may be asked for
+    if place is None:
+        return None
+    x, view = args[place - 1], args[place]
+    if not isinstance(x, Node) or not isinstance(view, Node) or view.target is not _aten.t.default:
+        return None
+    weight = view.args[0]
+    fits = _is_whole((x, weight)) and (place == 1 or _is_bias(args[0], view))
+    return place if fits and target.packs_product(_dtype(weight), math.prod(view.meta["val"].shape)) else None
+
+
+def _is_bias(arg: Argument, weight: Node) -> bool:
+    """Whether it has a number for each column of the weight, without gaps."""
+    return isinstance(arg, Node) and arg.meta["val"].shape == weight.meta["val"].shape[1:] and _has_no_gaps([arg])
+
+
 def _is_whole(args: Sequence[Argument]) -> bool:
     """Whether the weight is a constant, as it is stored, and there are rows to multiply."""
     x, weight = args[:2]

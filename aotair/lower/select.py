@@ -21,7 +21,7 @@ from ..target.out_variants import out_variant
 from ..target.target import Target
 from . import slices
 from .lowerings import COPIES, FILLS, UNINITIALISED
-from .packed import packed_op
+from .packed import packed_op, packed_product
 
 _aten = torch.ops.aten
 
@@ -44,12 +44,14 @@ class Way(enum.Enum):
 @dataclass(frozen=True)
 class Kernel:
     """The overload to call, and how; for LISTS, also the op that makes the call's workspace. `packed` is the number of
-    the argument that is read as the node packs it."""
+    the argument that is read as the node packs it; `is_made_afresh`: its result then is, and is copied to its place,
+    though the op could write there."""
 
     op: OpOverload
     way: Way
     workspace: OpOverload | None = None
     packed: int | None = None
+    is_made_afresh: bool = False
 
     @property
     def writes_all(self) -> bool:
@@ -97,6 +99,8 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
     if op._schema.is_mutable:
         returns_more = any(result.alias_info is None for result in op._schema.returns)
         return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT)
+    if out is not None and (place := packed_product(target, op, node.args)) is not None and not node.kwargs:
+        return Kernel(out, Way.OUT, packed=place, is_made_afresh=True)
     if out is not None:
         return Kernel(out, Way.OUT, packed=packed_place(node))
     if target.sliced_calls and slices.sliced_arguments(node) and len(slices.slice_bounds(node)) > 1:

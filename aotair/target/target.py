@@ -9,6 +9,7 @@ import torch
 from aotair_runtime.confine.op_table import Allowed
 
 _MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
+_LEAST_PACKED = 1 << 15  # numbers of a weight: below, a call costs more than its product
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Target:
         """Whether a linear layer over so many rows is faster where its weight is packed at load, and its result then
         copied to its place: measured by `benchmarks.packed`, for the CPUs that have bfloat16 products."""
         return self.packs and self.kind == "cpu" and weight == torch.bfloat16 and rows <= _MOST_ROWS_PACKED
+
+    def packs_product(self, weight: torch.dtype, numbers: int) -> bool:
+        """Whether nodes may be faster where they pack the weight, of so many numbers, of a product that otherwise reads
+        it as it is stored and writes to its place: measured by `benchmarks.packed`. Each node decides for itself."""
+        return self.packs and self.kind == "cpu" and weight == torch.float32 and numbers >= _LEAST_PACKED
 
     def packs_int4(self, x: torch.dtype, rows: int) -> bool:
         """Whether a product with a weight of four bits is faster by the kernel for it than over floats made of it:

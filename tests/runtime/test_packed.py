@@ -17,7 +17,8 @@ from aotair_runtime.format.rules import check_program
 from aotair_runtime.format.schema import Form, Program, Space
 
 BF16 = torch.bfloat16
-packing = pytest.mark.skipif(not onednn.packs(BF16), reason="oneDNN has no bfloat16 products on this processor")
+NO_BF16 = "oneDNN has no bfloat16 products on this processor"
+packing = pytest.mark.skipif(not onednn.packs("aten::linear", BF16), reason=NO_BF16)
 
 
 class Layers(torch.nn.Module):
@@ -94,10 +95,10 @@ def test_a_recipe_may_leave_weights_as_they_are(tmp_path: Path):
     assert not packed_constants(program)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_weights_of_other_dtypes_stay_as_they_are(tmp_path: Path, dtype):
-    x = {"input": {"shape": [2, 64], "dtype": str(dtype).removeprefix("torch.")}}
-    made = aotair.build(model=torch.nn.Linear(64, 4).to(dtype), out=tmp_path / "m.aotair", inputs=x,
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 64), (torch.float16, 256)])
+def test_small_weights_and_those_of_other_dtypes_stay_as_they_are(tmp_path: Path, dtype, width: int):
+    x = {"input": {"shape": [2, width], "dtype": str(dtype).removeprefix("torch.")}}
+    made = aotair.build(model=torch.nn.Linear(width, width).to(dtype), out=tmp_path / "m.aotair", inputs=x,
                         verify={"atol": 1e-2, "rtol": 1e-2})  # fmt: skip
     assert not packed_constants(codec.parse((made / "program.msgpack").read_bytes(), "x"))
 
@@ -203,6 +204,129 @@ def test_a_bias_with_gaps_is_read_where_it_lies(tmp_path: Path, expanded: bool):
     with aotair.load(path) as served, torch.no_grad():
         served.load_weights(tmp_path / "w.safetensors")
         torch.testing.assert_close(served(x), model(x), atol=0.05, rtol=0.05)
+
+
+# ---- float32 ---------------------------------------------------------------------------------------------------------
+
+
+class Wide(torch.nn.Module):
+    """Products of float32 with and without a bias, a weight that is tied, one that is computed, one that is small, and
+    an input with gaps."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = torch.nn.Linear(192, 256), torch.nn.Linear(256, 192, bias=False)
+        self.tied, self.small = torch.nn.Linear(192, 256, bias=False), torch.nn.Linear(192, 8)
+        self.tied.weight = self.up.weight
+        self.scale = torch.nn.Parameter(torch.rand(192))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.relu(self.up(x)) + self.tied(x)
+        computed = self.down.weight.abs() * self.scale.unsqueeze(1)
+        narrow = self.down(wide) + torch.nn.functional.linear(wide, computed)
+        return torch.cat([narrow, self.small(x), self.up(x.transpose(0, 1)).transpose(0, 1)], -1)
+
+
+WIDE = torch.linspace(-1, 1, 3 * 5 * 192).view(3, 5, 192)
+
+
+def built_wide(path: Path, model: torch.nn.Module, **parts) -> Path:
+    x = {"shape": ["n", 5, 192], "dtype": "float32", "pad": "any"}
+    return aotair.build(model=model, out=path, inputs={"x": x}, buckets={"n": [1, 4, 100]}, **parts)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_wide(tmp_path_factory.mktemp("packed") / "wide.aotair", Wide(0))
+
+
+@pytest.fixture(params=[True, False], ids=["packs", "does not pack"])
+def packs_float32(request, monkeypatch) -> bool:
+    """A processor on which oneDNN is faster than MKL, and one on which it is not."""
+    monkeypatch.setattr(onednn, "_is_amd", lambda: request.param)
+    return request.param
+
+
+def test_each_node_packs_products_of_float32_or_does_not(wide: Path, packs_float32: bool):
+    program = codec.parse((wide / "program.msgpack").read_bytes(), "x")
+    names = {program.constants[number].name.partition(":")[0] for number, _ in packed_constants(program)}
+    assert names == {"up.weight", "down.weight", "scale"}
+    with aotair.load(wide) as model, torch.no_grad():
+        assert len({id(one) for one in model._resident.packed.values()}) == (3 if packs_float32 else 0)
+        held = sum(one.nbytes for one in {id(one): one for one in model._resident.packed.values()}.values())
+        assert held == promised(model) and (held > 0) == packs_float32
+        for rows in (1, 3, 4, 77):
+            x = torch.randn(rows, 5, 192)
+            torch.testing.assert_close(model(x), Wide(0)(x), atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_packed_product_makes_afresh_is_promised(wide: Path):
+    program = codec.parse((wide / "program.msgpack").read_bytes(), "x")
+    *_, most = program.entry_points[0].buckets
+    fresh = {program.ops[one.op].name: (one.nbytes, one.calls) for one in most.fresh}
+    assert fresh["aten::addmm.out"] == (500 * 256 * 4, 1) and fresh["aten::mm.out"] == (500 * 256 * 4, 3)
+
+
+def test_without_packing_the_numbers_are_torchs_own(wide: Path):
+    with aotair.load(wide, pack_weights=False) as model, torch.no_grad():
+        assert torch.equal(model(WIDE), Wide(0)(WIDE))
+
+
+def test_other_weights_of_float32_are_packed_at_the_same_addresses(wide: Path, tmp_path: Path, packs_float32: bool):
+    with aotair.load(wide) as model:
+        address, packed = torch.ops.mkldnn.data_ptr, model._resident.packed
+        first, addresses = model(WIDE).clone(), {key: address(one._packed) for key, one in packed.items()}
+        for seed in (1, 2):
+            safetensors.torch.save_model(Wide(seed), str(tmp_path / "w.safetensors"))
+            model.load_weights(tmp_path / "w.safetensors")
+            with aotair.load(built_wide(tmp_path / f"{seed}.aotair", Wide(seed))) as fresh:
+                assert torch.equal(model(WIDE), fresh(WIDE)) and not torch.equal(model(WIDE), first)
+        assert {key: address(one._packed) for key, one in packed.items()} == addresses
+
+
+X2, W2, B2, OUT2 = torch.ones(3, 8), torch.ones(5, 8), torch.ones(5), torch.empty(3, 5)
+MM, ADDMM = torch.ops.aten.mm.out, torch.ops.aten.addmm.out
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs"),
+    [
+        (MM, (X2, W2), {"out": OUT2}),  # not turned
+        (MM, (X2, torch.ones(8, 5)), {"out": OUT2}),  # of another layout
+        (MM, (X2, W2.t()), {}),
+        (MM, (X2,), {"out": OUT2}),
+        (MM, (B2, X2, W2.t()), {"out": OUT2}),
+        (MM, (torch.ones(3, 16)[:, ::2], W2.t()), {"out": OUT2}),
+        (MM, (torch.ones(3, 9), W2.t()), {"out": OUT2}),
+        (MM, (torch.ones(2, 3, 8), W2.t()), {"out": OUT2}),
+        (MM, (X2.double(), W2.t()), {"out": OUT2}),
+        (ADDMM, (X2, W2.t()), {"out": OUT2}),
+        (ADDMM, (torch.ones(1), X2, W2.t()), {"out": OUT2}),
+        (ADDMM, (torch.ones(10)[::2], X2, W2.t()), {"out": OUT2}),
+        (ADDMM, (B2, X2, W2.t()), {"out": OUT2, "alpha": 2}),
+        (ADDMM, (3, X2, W2.t()), {"out": OUT2}),
+    ],
+)
+def test_products_that_do_not_fit_a_packed_weight_are_refused(op, args, kwargs):
+    packed = onednn.OnednnWeight(W2)
+    assert packed.call(MM, (X2, W2.t()), {"out": OUT2}) and packed.call(ADDMM, (B2, X2, W2.t()), {"out": OUT2})
+    assert packed.call(op, args, kwargs) is None
+
+
+def test_a_row_that_is_not_finite_reaches_no_other():
+    torch.manual_seed(0)
+    for width, out, rows in [(1, 5, 3), (17, 33, 8), (63, 129, 16), (200, 100, 33), (577, 64, 2)]:
+        weight, bias, x = torch.randn(out, width), torch.randn(out), torch.randn(rows, width)
+        results = []
+        for value in (None, float("nan"), float("inf")):
+            given = x.clone()
+            if value is not None:
+                given[1, width // 2] = value
+            results.append(torch.empty(rows, out))
+            onednn.OnednnWeight(weight).call(ADDMM, (bias, given, weight.t()), {"out": results[-1]})()
+        assert all(torch.equal(results[0][[0, *range(2, rows)]], one[[0, *range(2, rows)]]) for one in results)
+        assert not any(torch.isfinite(one[1]).any() for one in results[1:])
 
 
 # ---- weights of four bits ------------------------------------------------------------------------------------------

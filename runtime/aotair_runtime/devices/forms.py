@@ -12,7 +12,7 @@ from . import int4, nz, onednn
 def packs(device: str, op: str, kind: torch.dtype) -> bool:
     """Whether a device of that kind packs a weight of a dtype for an op: in one form, whatever else reads it."""
     if device == "cpu":
-        return kind == torch.uint8 if op in NEEDED else op == "aten::linear" and onednn.packs(kind)
+        return kind == torch.uint8 if op in NEEDED else onednn.packs(op, kind)
     return device == "npu" and op != "aten::linear" and nz.packs(kind)
 
 

@@ -4,15 +4,18 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 _ops = torch.ops.mkldnn
+_MKL_IS_SLOW_ON = ("AuthenticAMD", "HygonGenuine")  # vendors, as the system names them
+_PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments, but for where the result goes
 _NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr", "_get_mkldnn_serialized_md")
 
 
 class OnednnWeight:
-    """The weight (out, in) of a linear layer, in memory of its own that it keeps; bfloat16."""
+    """The weight (out, in) of a linear layer, in memory of its own that it keeps; bfloat16 or float32."""
 
     def __init__(self, weight: torch.Tensor):
         self._threads = torch.get_num_threads()  # the layout depends on it
@@ -32,10 +35,31 @@ class OnednnWeight:
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], torch.Tensor] | None:
+        if op.name() in _PRODUCTS:
+            return self._product(op, args, kwargs)
         x, _, bias = (*args, kwargs.get("bias"))[:3]
         if len(args) > 3 or kwargs.keys() - {"bias"} or not _fit(x, self._packed, bias):
             return None
+        return self._linear(x, bias)
+
+    def _linear(self, x: object, bias: object) -> Callable[[], torch.Tensor]:
         return functools.partial(_ops._linear_pointwise, x, self._packed, bias, "none", (), "")
+
+    def _product(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Callable[[], torch.Tensor] | None:
+        """A product of matrices, the second of which is the weight with its dimensions swapped, copied to its place."""
+        if len(args) != _PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
+            return None
+        *biases, x, seen = args
+        bias, out = biases[0] if biases else None, kwargs["out"]
+        if not isinstance(x, torch.Tensor) or not isinstance(seen, torch.Tensor) or not isinstance(out, torch.Tensor):
+            return None
+        turned = seen.dim() == 2 and seen.shape == self._packed.shape[::-1] and seen.t().is_contiguous()
+        if x.dim() != 2 or not turned or not _fit(x, self._packed, bias):
+            return None
+        product = self._linear(x, bias)
+        return lambda: out.copy_(product())
 
 
 def _fit(x: object, weight: torch.Tensor, bias: object) -> bool:
@@ -52,15 +76,32 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
     return given.dim() > 0 and (given.shape[-1:] == weight.shape[1:] if shape is None else given.shape == shape)
 
 
-def packs(kind: torch.dtype) -> bool:
-    """Whether weights of a dtype are read faster so on this processor."""
-    return kind == torch.bfloat16 and _has_kernels()
+def packs(op: str, kind: torch.dtype) -> bool:
+    """Whether an op reads weights of a dtype faster so on this processor."""
+    if op in _PRODUCTS:
+        return kind == torch.float32 and _has_kernels() and _is_amd()
+    return op == "aten::linear" and kind == torch.bfloat16 and _has_kernels() and _multiplies_bfloat16()
+
+
+@functools.cache
+def _is_amd() -> bool:
+    """Whether torch's products of float32, which are MKL's, take more than twice as long as oneDNN's: MKL looks at who
+    made the processor. On Intel's they are as fast, once caches do not hold the weights (`benchmarks.packed`)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return any(vendor in text for vendor in _MKL_IS_SLOW_ON) and torch.backends.mkl.is_available()
 
 
 @functools.cache
 def _has_kernels() -> bool:
-    there = torch.backends.mkldnn.is_available() and all(hasattr(_ops, name) for name in _NEEDED)
-    return bool(there and _ops._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and all(hasattr(_ops, name) for name in _NEEDED)
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    return bool(_ops._is_mkldnn_bf16_supported())
 
 
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:

@@ -105,7 +105,7 @@ class BucketRules(Demands):
     def whole(self, item: Placement, constant: Constant, path: str) -> None:
         """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
         found, shape = self.program.layouts[item.layout], constant.shape
-        self.require(2 <= len(shape) <= 3, path, "a matrix, or several", shape)
+        self.require(2 <= len(shape) <= 3 and 0 not in shape, path, "a matrix, or several", shape)
         seen = ((found.shape, found.strides), (turned(found.shape), turned(found.strides)))
         whole = found.dtype == constant.dtype and not item.offset and (shape, without_gaps(shape)) in seen
         self.require(whole, path, "the whole of a matrix without gaps", found)
