@@ -1,8 +1,9 @@
 """Linear layers on the CPU whose weights are packed at load, and the same layers that read them as stored.
 
 Tables of one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
-of them, in bfloat16 and in four bits: `Target.packs_linear` and `packs_int4` rest on these. The sentence encoder in
-bfloat16, beside eager PyTorch and torch.compile; and what packing adds to a load. What is compared takes turns in
+of them, in float32, in bfloat16 and in four bits: `Target.packs_product`, `packs_linear` and `packs_int4`, and on which
+processors `onednn.packs` is true, rest on these. The sentence encoder in float32 and bfloat16, beside eager PyTorch and
+torch.compile; and what packing adds to a load. What is compared takes turns in
 blocks of calls; times are medians of blocks.
 """
 
@@ -40,11 +41,16 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with torch.no_grad():
-        layers = _table("packed / as stored, in bfloat16", _linear, given.blocks, 256)
+        floats = _table("packed / as stored, in float32", functools.partial(_linear, torch.float32), given.blocks, 1024)
+        halves = functools.partial(_linear, torch.bfloat16)
+        layers = _table("packed / as stored, in bfloat16", halves, given.blocks, 256)
         four_bits = _table("weights of four bits / as stored, in bfloat16", _int4, given.blocks, 8)
         _table("weights of four bits / floats made of them in each call", _int4_or_floats, given.blocks, 32)
-        encoder, cosine = _encoder(given.blocks, given.rebuild, not given.no_compile)
+        plain, _ = _encoder("float32", given.blocks, given.rebuild, not given.no_compile)
+        encoder, cosine = _encoder("bfloat16", given.blocks, given.rebuild, not given.no_compile)
     rows = [
+        Row("linear layers in float32: packed / as stored, in the mean", 1.0, floats, "x"),
+        Row("encoder in float32, 5 shapes: packed / as stored, in the mean", 1.0, plain, "x"),
         Row("linear layers of at most 256 rows: packed / as stored, in the mean", 1.0, layers, "x"),
         Row("linear layers of at most 8 rows: four bits / as stored, in the mean", 1.0, four_bits, "x"),
         Row("encoder, 5 shapes: packed / as stored, in the mean", 1.0, encoder, "x"),
@@ -68,16 +74,13 @@ def _table(what: str, calls: Callable, blocks: int, most: int) -> float:
     return statistics.geometric_mean(found)
 
 
-def _linear(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
+def _linear(kind: torch.dtype, rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
     """Calls that write into planned memory, as a program has them: a product with an out variant, and a product that
     allocates and is copied."""
-    count = max(2, TOGETHER // (width * out * 2))
-    weights = [torch.randn(out, width).bfloat16() for _ in range(count)]
-    x, bias, result = (
-        torch.randn(rows, width).bfloat16(),
-        torch.randn(out).bfloat16(),
-        torch.empty(rows, out).bfloat16(),
-    )
+    count = max(2, TOGETHER // (width * out * kind.itemsize))
+    weights = [torch.randn(out, width).to(kind) for _ in range(count)]
+    x, bias = torch.randn(rows, width).to(kind), torch.randn(out).to(kind)
+    result = torch.empty(rows, out, dtype=kind)
     op = torch.ops.aten.linear.default
     packed = [OnednnWeight(weight).call(op, (x, weight, bias), {}) for weight in weights]
 
@@ -95,7 +98,7 @@ def _linear(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
 def _int4(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
     """The same with weights of four bits, in groups of 64."""
     by_kernel, _ = _int4_or_floats(rows, width, out).values()
-    return {"four bits": by_kernel, "stored": _linear(rows, width, out)["stored"]}
+    return {"four bits": by_kernel, "stored": _linear(torch.bfloat16, rows, width, out)["stored"]}
 
 
 def _int4_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
@@ -119,10 +122,10 @@ def _int4_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], o
     return {"kernel": by_kernel, "floats": by_floats}
 
 
-def _encoder(blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:
+def _encoder(kind: str, blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:
     """The mean ratio of calls with packed weights to those without, and the least cosine of an embedding beside that of
     the float32 original."""
-    recipe = _recipe()
+    recipe = _recipe(kind)
     path = _artifact(recipe, rebuild)
     original, exact = load_model(job_of(parse_recipe(recipe))), load_model(job_of(read_recipe("recipes/minilm.yaml")))
     peers: dict[str, Callable] = {"packed": aotair.load(path), "stored": aotair.load(path, pack_weights=False)}
@@ -138,17 +141,18 @@ def _encoder(blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:
         cosines.append(float(cosine.min()))
         ratios.append(times["packed"] / times["stored"])
         lines.append([f"{batch}, {seq}", *(f"{one * 1e3:.2f}" for one in times.values()), f"{ratios[-1]:.2f}"])
-    print("milliseconds of a call\n" + table(["batch, seq", *times, "packed / stored"], lines) + "\n")
+    print(f"milliseconds of a call, in {kind}\n" + table(["batch, seq", *times, "packed / stored"], lines) + "\n")
     return statistics.geometric_mean(ratios), min(cosines)
 
 
-def _recipe() -> dict[str, object]:
+def _recipe(kind: str) -> dict[str, object]:
+    tolerance = {"verify": {"atol": 0.05, "rtol": 0.05}} if kind == "bfloat16" else {}
     return {
         **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
-        "name": "minilm_bf16",
-        "model": {"factory": "recipes.minilm:build", "dtype": "bfloat16"},
+        "name": f"minilm_{kind}",
+        "model": {"factory": "recipes.minilm:build", "dtype": kind},
         "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
-        "verify": {"atol": 0.05, "rtol": 0.05},
+        **tolerance,
     }
 
 
