@@ -1,5 +1,8 @@
 """Weights packed for the processor: made at load, read by linear layers alone, and made again for other weights."""
 
+import mmap
+import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +269,33 @@ def test_what_a_packed_product_makes_afresh_is_promised(wide: Path):
     *_, most = program.entry_points[0].buckets
     fresh = {program.ops[one.op].name: (one.nbytes, one.calls) for one in most.fresh}
     assert fresh["aten::addmm.out"] == (500 * 256 * 4, 1) and fresh["aten::mm.out"] == (500 * 256 * 4, 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
+def test_the_pages_of_packed_weights_are_given_back_and_read_again(wide: Path, monkeypatch):
+    monkeypatch.setattr(onednn, "_is_amd", lambda: True)
+    with aotair.load(wide) as model:
+        (number,) = [n for n, c in enumerate(model.program.constants) if c.name == "down.weight"]
+        (other,) = [n for n, c in enumerate(model.program.constants) if c.name == "small.weight"]
+        weight, small = model._resident.constants[number], model._resident.constants[other]
+        assert resident(weight) < pages(weight)
+        assert torch.equal(weight, Wide(0).down.weight) and torch.equal(small, Wide(0).small.weight)
+        assert resident(weight) == pages(weight)
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """How many of the pages in which a tensor lies this process has mapped, by the system's own table of them."""
+    page = mmap.PAGESIZE
+    first, last = tensor.data_ptr() // page, -(-(tensor.data_ptr() + tensor.nbytes) // page)
+    with open("/proc/self/pagemap", "rb") as stream:
+        stream.seek(first * 8)
+        entries = stream.read((last - first) * 8)
+    return sum(entry >> 63 for entry in struct.unpack(f"{last - first}Q", entries))
+
+
+def pages(tensor: torch.Tensor) -> int:
+    page = mmap.PAGESIZE
+    return -(-(tensor.data_ptr() + tensor.nbytes) // page) - tensor.data_ptr() // page
 
 
 def test_without_packing_the_numbers_are_torchs_own(wide: Path):

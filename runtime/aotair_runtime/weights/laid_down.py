@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from ..artifact.open import Artifact
+from ..artifact.pages import give_back
 from ..capture.graphs import Resident
 from ..devices import Device, Packed
 from ..devices.forms import packs
 from ..errors import MalformedError
-from ..format.packed import NEEDED, packed_constants
+from ..format.packed import NEEDED, only_packed, packed_constants
 from ..memory.promise import plain_elsewhere
 
 
@@ -18,7 +19,11 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
     packed."""
     constants = _placed(artifact, device, pack_weights)
     states = device.copies([constants[state.constant] for state in artifact.program.state])
-    return Resident(constants, states, _packed(artifact, constants, device, pack_weights))
+    packed = _packed(artifact, constants, device, pack_weights)
+    if artifact.is_mapped and device.is_host:
+        for number in only_packed(artifact.program, lambda number, op: (number, op) in packed):
+            give_back(constants[number])
+    return Resident(constants, states, packed)
 
 
 def _placed(artifact: Artifact, device: Device, pack_weights: bool) -> tuple[torch.Tensor, ...]:
