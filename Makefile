@@ -96,6 +96,8 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
 	$(BIN)/python -m benchmarks.folded
 	$(BIN)/python -m benchmarks.derived
 	$(BIN)/python -m benchmarks.packed
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --dtype bfloat16
 	$(BIN)/python -m benchmarks.large
 	$(BIN)/python -m benchmarks.quantized
 	$(BIN)/python -m benchmarks.exchanged
