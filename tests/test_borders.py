@@ -26,7 +26,7 @@ ORDER = {
     ],
     RUNTIME: [
         "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture", "call",
-        "weights", "report", "model", "fitness", "__init__",
+        "weights", "report", "profile", "model", "metrics", "fitness", "__init__",
     ],
 }  # fmt: skip
 

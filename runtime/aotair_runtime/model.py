@@ -1,7 +1,9 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
+import logging
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Parts, Resident
+from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .confine.op_table import Allowed
@@ -25,6 +28,7 @@ from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
+from .profile.profile import Profile
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .trust.gate import gate_for
@@ -32,8 +36,9 @@ from .trust.policy import TrustPolicy
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
-from .weights.swap import read_weights, swap
+from .weights.swap import Weights, read_weights, swap
 
+_log = logging.getLogger("aotair.runtime")
 _MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
 
 
@@ -82,7 +87,7 @@ def load(
     these weights in memory. Weights of four bits are packed in any case.
     `verify_weights`: "full" (True) compares every byte of the weights with the digests that the build recorded;
     "sampled" those of the first 64 MiB and of an eighth of the others, drawn by chance: it finds what was cut or copied
-    badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair_runtime` says at the level
+    badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair.runtime` says at the level
     INFO how much was looked at, and how fast.
     `trust`: load only what somebody has signed whom this policy trusts (`aotair sign`); the signature is verified
     before anything of the artifact is parsed. It holds for `load_weights` and `load_adapter` too. Where the node has a
@@ -95,11 +100,12 @@ def load(
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
-    path = Path(path)
-    gate = gate_for(trust, verify_weights)
-    folder, program = opened(path, gate)
-    opened_device, pool = _open_device(device, pool, program)
-    check_requirements(program, opened_device, str(path))
+    path, phases = Path(path), Phases()
+    with phases.phase("check"):
+        gate = gate_for(trust, verify_weights)
+        folder, program = opened(path, gate)
+        opened_device, pool = _open_device(device, pool, program)
+        check_requirements(program, opened_device, str(path))
     settings = settle(
         program.options,
         clone_input=clone_input,
@@ -115,17 +121,27 @@ def load(
         verify_weights=verify_weights,
         private=private,
     )
-    artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
-    return Model(artifact, opened_device, settings, pool)
+    with phases.phase("map"):
+        artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
+    return Model(artifact, opened_device, settings, pool, phases)
 
 
 class Model:
     """A loaded artifact. Call it (the only entry point, or `forward`), or an entry point by its name."""
 
-    def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
-        self.artifact = artifact
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: Device,
+        settings: Settings,
+        pool: Pool | None = None,
+        phases: Phases | None = None,
+    ):
+        self.artifact, self._reloads = artifact, 0
+        phases = phases or Phases()
         wanted = buckets_now(artifact.program, settings.capture)
-        self._parts = _checked(artifact, device, settings, pool, wanted)
+        with phases.phase("check calls"):
+            self._parts = _checked(artifact, device, settings, pool, wanted, phases)
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
@@ -143,13 +159,17 @@ class Model:
             if isinstance(error, Exception):
                 raise_out_of_memory(error, device, self.promise, str(artifact.path))
             raise
+        _log_load(self)
 
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
         program, device = self.program, self._parts.device
-        self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
+        with self._parts.phases.phase("place weights"):
+            self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
         for spec in program.entry_points:
-            self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool))
+            with self._parts.phases.phase("allocate the arena"):
+                pools = self._pools_for(spec, pool)
+            self.entry_points[spec.name] = Entry(spec, self._parts, self._resident, pools)
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -256,7 +276,7 @@ class Model:
         )
         with self._alone():
             self._refuse_closed()
-            swap(self, weights, self._resident)
+            self._swap(weights)
             self._base = Base({})
 
     def load_adapter(self, path: str | Path, *, scale: float = 1.0, base: str | Path | None = None) -> None:
@@ -285,7 +305,7 @@ class Model:
             constants = self._resident.constants
             base_now = self._base.with_copies(adapter.changes(self.program), constants, checkpoint)
             weights = adapted(self.artifact, self._parts.ops, adapter, base_now, constants)
-            swap(self, weights, self._resident)
+            self._swap(weights)
             self._base = base_now
 
     def unload_adapter(self) -> None:
@@ -296,8 +316,14 @@ class Model:
             if self._base.values:
                 self._refuse_changed()
                 weights = without_adapter(self.artifact, self._base)
-                swap(self, weights, self._resident)
+                self._swap(weights)
                 self._base = Base({})
+
+    def _swap(self, weights: Weights) -> None:
+        began = time.perf_counter()
+        swap(self, weights, self._resident)
+        self._reloads += 1
+        _log.info("%s has other weights, after %.3f s", shown(self.program.name), time.perf_counter() - began)
 
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
@@ -331,7 +357,23 @@ class Model:
 
     def stats(self) -> Stats:
         """What has been called and captured so far, by bucket."""
-        return stats(self.entry_points.values())
+        return stats(self.entry_points.values(), self._reloads)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """How long each step of the load took, and each capture."""
+        return tuple(self._parts.phases.done)
+
+    def profile(self, *, rounds: int = 20, seconds: float = 2.0) -> Profile:
+        """Measure the calls that are made within: `with model.profile() as p: model(x)`, then `p.table()` and
+        `p.trace("trace.json")`.
+
+        The first call of each bucket runs its instructions one by one besides, `rounds` times or for about `seconds`,
+        by turns with the replay as it is; states, mutated inputs and answers are as without. Other calls wait for the
+        device. Nothing of it lies in the way of calls outside.
+        """
+        self._refuse_closed()
+        return Profile(self.artifact, self.entry_points, self._parts.phases, rounds=rounds, seconds=seconds)
 
     def close(self) -> None:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
@@ -364,6 +406,16 @@ class Model:
         if "forward" in entries:
             return entries["forward"]
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))
+
+
+def _log_load(model: Model) -> None:
+    parts, name = model._parts, shown(model.program.name)
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    captures = sum(phase.name.startswith("capture ") for phase in parts.phases.done)
+    whole = sum(phase.seconds for phase in parts.phases.done if not phase.name.startswith("warm up "))
+    steps = ", ".join(f"{step} {parts.phases.seconds(step):.3f}" for step in ("check", "map", "place weights"))
+    _log.info("%s loaded on %s in %.3f s (%s), %d captured", name, parts.device.torch_device, whole, steps, captures)
 
 
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
@@ -404,7 +456,12 @@ def buckets_now(program: Program, capture: str | Sequence[str]) -> list[tuple[En
 
 
 def _checked(
-    artifact: Artifact, device: Device, settings: Settings, pool: Pool | None, wanted: Sequence[tuple[EntryPoint, int]]
+    artifact: Artifact,
+    device: Device,
+    settings: Settings,
+    pool: Pool | None,
+    wanted: Sequence[tuple[EntryPoint, int]],
+    phases: Phases,
 ) -> Parts:
     """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
     program, where = artifact.program, str(artifact.path)
@@ -418,7 +475,7 @@ def _checked(
     terms = Terms(device.kind, settings.apart, settings.enable_output_clone, there, settings.pack_weights)
     promised = promise(program, terms)
     check_memory(device, promised, program.requirements, settings.memory_budget, where)
-    return Parts(program, device, ops, settings, promised)
+    return Parts(program, device, ops, settings, promised, phases)
 
 
 def _check_names(program: Program, capture: str | Sequence[str]) -> None:

@@ -116,6 +116,7 @@ class Stats:
     captures: int
     recaptures: tuple[Recapture, ...]
     buckets: tuple[BucketStats, ...]
+    reloads: int = 0  # how often the weights were replaced
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -172,7 +173,7 @@ def _aligned(nbytes: int, step: int) -> int:
     return -(-nbytes // step) * step
 
 
-def stats(entries: Iterable[Entry]) -> Stats:
+def stats(entries: Iterable[Entry], reloads: int = 0) -> Stats:
     """The counters of loaded entry points as a report."""
     buckets: list[BucketStats] = []
     recaptures: list[Recapture] = []
@@ -187,4 +188,4 @@ def stats(entries: Iterable[Entry]) -> Stats:
         for (number, reason), times in sorted(captured.recaptures.items()):
             recaptures.append(Recapture(entry.spec.name, names[number], reason, times))
     calls, captures = sum(b.calls for b in buckets), sum(b.captures for b in buckets)
-    return Stats(calls, captures, tuple(recaptures), tuple(buckets))
+    return Stats(calls, captures, tuple(recaptures), tuple(buckets), reloads)

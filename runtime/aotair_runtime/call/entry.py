@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..capture.bind import as_dtype
 from ..capture.captured import Captured
 from ..capture.graphs import Graphs, Parts, Resident
 from ..capture.pool import Pool
-from ..errors import UpdateError
+from ..errors import ArgumentError, UpdateError
 from ..format.schema import EntryPoint, Placement
 from ..format.sizes import describe
 from ..format.structure import leaf_names, packer
@@ -149,6 +149,20 @@ class Entry:
             self.flat(tensors)
             assert self._plans.last is not None
             return self._plans.last.plan.captured
+
+    def watched(self, flat: Callable[[Tensors], list[torch.Tensor]], replay: Callable[..., list[torch.Tensor]]) -> None:
+        """Until `unwatched`, calls go through these instead of `flat`, and of what copies in, replays and hands out.
+        Raises ArgumentError where they do so already."""
+        with self._lock:
+            if "flat" in self.__dict__:
+                raise ArgumentError("another profile of this model is under way", fix="end it first")
+            self.__dict__.update(flat=flat, _replay=replay)
+
+    def unwatched(self) -> None:
+        """Calls go their own way again."""
+        with self._lock:
+            for name in ("flat", "_replay"):
+                self.__dict__.pop(name, None)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
