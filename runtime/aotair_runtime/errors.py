@@ -13,6 +13,11 @@ def shown(text: str) -> str:
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def in_line(text: str) -> str:
+    """The same on one line: ends of lines and tabs are escaped too."""
+    return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _lines(text: str) -> str:
     """The same, with lines of a length that somebody may read."""
     lines = shown(text).split("\n")

@@ -22,7 +22,7 @@ from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .confine.op_table import Allowed
 from .devices import Device, Limits, open_device
-from .errors import ArgumentError, ClosedError, DeviceError, shown
+from .errors import ArgumentError, ClosedError, DeviceError, in_line, shown
 from .format.schema import Bucket, EntryPoint, Program
 from .format.sizes import describe
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
@@ -323,7 +323,7 @@ class Model:
         began = time.perf_counter()
         swap(self, weights, self._resident)
         self._reloads += 1
-        _log.info("%s has other weights, after %.3f s", shown(self.program.name), time.perf_counter() - began)
+        _log.info("%s has other weights, after %.3f s", in_line(self.program.name), time.perf_counter() - began)
 
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
@@ -409,7 +409,7 @@ class Model:
 
 
 def _log_load(model: Model) -> None:
-    parts, name = model._parts, shown(model.program.name)
+    parts, name = model._parts, in_line(model.program.name)
     if not _log.isEnabledFor(logging.INFO):
         return
     captures = sum(phase.name.startswith("capture ") for phase in parts.phases.done)

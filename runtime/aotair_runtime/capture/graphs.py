@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Device, GraphSpace, Packed
-from ..errors import CaptureError, ClosedError, shown
+from ..errors import CaptureError, ClosedError, in_line
 from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
 from ..format.sizes import describe
@@ -169,7 +169,7 @@ class Graphs:
                 kept[()] = graphs[number]
                 self.counters.captures[number] += 1
                 self.counters.recaptures[number, _GREW] += 1
-                _log.info("%s captured again: %s", shown(self._where(number)), _GREW)
+                _log.info("%s captured again: %s", in_line(self._where(number)), _GREW)
         self._outgrown = set(self._known) - set(graphs)
 
     def discard(self, graphs: Mapping[int, Captured]) -> None:
@@ -240,12 +240,12 @@ class Graphs:
 
     def _count(self, number: int, key: Key) -> None:
         self.counters.captures[number] += 1
-        seconds, where = self.parts.phases.done[-1].seconds, shown(self._where(number))
+        seconds, where = self.parts.phases.done[-1].seconds, in_line(self._where(number))
         if number in self._known:
             reason = _GREW if number in self._outgrown else self._moved(self._known[number], key)
             reason = _FAILED if number in self._spoilt else reason
             self.counters.recaptures[number, reason] += 1
-            _log.info("%s captured again in %.3f s: %s", where, seconds, shown(reason))
+            _log.info("%s captured again in %.3f s: %s", where, seconds, in_line(reason))
         else:
             _log.info("%s captured in %.3f s", where, seconds)
         self._outgrown.discard(number)

@@ -44,13 +44,13 @@ class Times:
 
     @property
     def stepped(self) -> list[float]:
-        """The mean time of each instruction in the faster half of the rounds, so that the sum is a mean of sums."""
-        return [statistics.fmean(each) for each in zip(*_faster_half(self.rounds, sum))]
+        """The mean time of each instruction in the fastest quarter of the rounds, so that the sum is a mean of sums."""
+        return [statistics.fmean(each) for each in zip(*_fastest(self.rounds, sum))]
 
     @property
     def whole(self) -> float:
-        """The mean of the faster half of the replays."""
-        return statistics.fmean(_faster_half(self.replays, float))
+        """The mean of the fastest quarter of the replays."""
+        return statistics.fmean(_fastest(self.replays, float))
 
 
 class Stepper:
@@ -129,9 +129,9 @@ def steps_of(entry: Entry, bucket: Bucket, times: Times, debug: DebugData) -> tu
     return tuple(found)
 
 
-def _faster_half(rounds: Sequence[_Round], key: Callable[[_Round], float]) -> list[_Round]:
+def _fastest(rounds: Sequence[_Round], key: Callable[[_Round], float]) -> list[_Round]:
     """What a neighbour on the machine has slowed down says nothing of the program."""
-    return sorted(rounds, key=key)[: -(-len(rounds) // 2)]
+    return sorted(rounds, key=key)[: -(-len(rounds) // 4)]
 
 
 def _nothing() -> None:

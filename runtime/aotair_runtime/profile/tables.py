@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..errors import in_line
 from ..format.text import table
 from .machine import Machine
 from .stepped import Step
@@ -74,7 +75,7 @@ def replays(buckets: Sequence["BucketProfile"]) -> str:
         known = sum(bool(s.made.line and s.made.module and s.made.passes) for s in one.steps)
         rows.append(
             [
-                f"{one.entry}: {one.bucket}",
+                _short(f"{one.entry}: {one.bucket}"),
                 one.calls,
                 len(one.steps),
                 f"{one.whole * 1e3:.3f}",
@@ -137,7 +138,9 @@ def _padding(profile: "Profile") -> str:
         for position, amount in enumerate((1, call.sent, call.ran)):
             one[position] += amount
     sums["in all"] = [sum(column) for column in zip(*sums.values())]
-    rows = [[name, n, f"{sent:,}", f"{ran:,}", _share(ran - sent, ran)] for name, (n, sent, ran) in sums.items()]
+    rows = [
+        [_short(name), n, f"{sent:,}", f"{ran:,}", _share(ran - sent, ran)] for name, (n, sent, ran) in sums.items()
+    ]
     _, sent, ran = sums["in all"]
     return "\n".join([table(["bucket", "calls", "sent", "ran", "padding"], rows), *_advice(ran - sent, ran)])
 
@@ -160,4 +163,5 @@ def _share(part: float, whole: float, sign: str = "") -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+    found = in_line(name)
+    return found if len(found) <= _LONGEST else f"…{found[1 - _LONGEST :]}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..capture.phases import Phase
-from ..errors import shown
+from ..errors import in_line
 from ..format.schema import Form
 from .stepped import Step
 
@@ -36,7 +36,7 @@ def events(profile: "Profile", name: str) -> Iterator[Event]:
 
 def text(name: str) -> str:
     """A name as viewers may show it, whoever wrote it."""
-    found = shown(name)
+    found = in_line(name)
     return found if len(found) <= _LONGEST else found[: _LONGEST - 1] + "…"
 
 
