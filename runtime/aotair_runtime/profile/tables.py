@@ -93,7 +93,7 @@ def replays(buckets: Sequence["BucketProfile"]) -> str:
         "whole ms",
         "stepped ms",
         "difference",
-        "",
+        "of whole",
         "critical ms",
         "origin known",
     ]
