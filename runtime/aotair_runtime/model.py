@@ -23,8 +23,9 @@ from .confine.check import check_calls
 from .confine.op_table import Allowed
 from .devices import Device, Limits, open_device
 from .errors import ArgumentError, ClosedError, DeviceError, in_line, shown
+from .format.html import html_table
 from .format.schema import Bucket, EntryPoint, Program
-from .format.sizes import describe
+from .format.sizes import describe, shape_text
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
@@ -193,6 +194,13 @@ class Model:
             f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: "
             f"{shown(', '.join(self.entry_points))}>"
         )
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for entry in self.program.entry_points:
+            inputs = [f"{one.name}: {one.dtype}{shape_text(entry, one.shape)}" for one in entry.inputs]
+            rows.append([entry.name, ", ".join(inputs), "; ".join(self.buckets[entry.name])])
+        return html_table(["entry point", "inputs", "buckets"], rows, f"{self.program.name} on {self.device}")
 
     @property
     def program(self) -> Program:

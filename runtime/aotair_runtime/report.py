@@ -8,6 +8,7 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool
 from .devices.allocators import ALLOCATORS
+from .format.html import html_table
 from .format.sizes import describe
 from .format.text import table
 from .memory.promise import FRESH, PACKED, WORKSPACE
@@ -120,6 +121,15 @@ class Stats:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        rows = [[b.entry, b.bucket, b.calls, f"{b.padding:.1%}", b.captures] for b in self.buckets]
+        again = [[r.entry, r.bucket, r.reason, r.times] for r in self.recaptures]
+        said = f"{self.calls} calls, {self.captures} captures, weights replaced {self.reloads} times"
+        tables = [html_table(["entry point", "bucket", "calls", "padding", "captures"], rows, said)]
+        if again:
+            tables.append(html_table(["entry point", "bucket", "captured again because of", "times"], again))
+        return "".join(tables)
 
 
 def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:

@@ -88,7 +88,7 @@ def test_new_values_of_a_checkpoint(node, tmp_path: Path, capture: str, options:
     old = model(ids, mask)
     stats, addresses = model.stats(), [tensor.data_ptr() for tensor in model._resident.constants]
     model.load_weights(saved(other, tmp_path / "w.safetensors"))
-    assert model.stats() == stats
+    assert model.stats() == replace(stats, reloads=1), "nothing else was counted"
     assert [tensor.data_ptr() for tensor in model._resident.constants] == addresses
     with torch.device("cpu"):
         want = other(IDS, MASK)

@@ -11,6 +11,7 @@ from ..artifact.open import Artifact
 from ..call.entry import Entry
 from ..capture.phases import Phase, Phases
 from ..errors import ArgumentError
+from ..format.html import html_text
 from ..format.sizes import describe
 from .live import live_bytes
 from .machine import Machine, measure
@@ -124,6 +125,9 @@ class Profile:
     def table(self, top: int = 20) -> str:
         """Where the time goes: by bucket, op, module, line, pass and stream, the `top` of each; padding by bucket."""
         return report(self, top)
+
+    def _repr_html_(self) -> str:
+        return html_text(self.table())
 
     def trace(self, path: str | Path) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open."""
