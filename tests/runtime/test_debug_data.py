@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
@@ -93,3 +93,23 @@ def test_one_that_was_exchanged_is_refused_when_it_is_read_and_no_load_reads_it(
     (path / "debug.msgpack").write_bytes(b"")
     with pytest.raises(MalformedError):
         read_debug_data(artifact)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A gate that let in what has these digests."""
+
+    digests: dict[str, str]
+
+    def admit(self, folder: object, program: bytes) -> dict[str, str]:
+        return self.digests
+
+
+def test_where_a_signature_was_asked_for_it_covers_this_file_too(built):
+    artifact = open_artifact(built("encoder"))
+    digest = hashlib.sha256((built("encoder") / "debug.msgpack").read_bytes()).hexdigest()
+    good = replace(artifact, gate=Signed({"debug.msgpack": digest}))
+    assert read_debug_data(good) == read_debug_data(artifact)
+    for digests in ({}, {"debug.msgpack": "0" * 64}):
+        with pytest.raises(AlteredError, match="signed"):
+            read_debug_data(replace(artifact, gate=Signed(digests)))

@@ -136,7 +136,7 @@ def test_callers_caches_keep_their_graphs(node, tmp_path: Path):
     model(x, cache, torch.tensor([0]))
     stats = model.stats()
     model.load_weights(node.path("cache"))
-    assert model.stats() == stats and cache[:, 1:].eq(0).all()
+    assert replace(model.stats(), reloads=0) == stats and cache[:, 1:].eq(0).all()
     model(x, cache, torch.tensor([1]))
     assert model.stats().captures == stats.captures and cache[:, 1].eq(1).all()
 
