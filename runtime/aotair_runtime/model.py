@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,6 @@ from .format.sizes import describe, shape_text
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
-from .profile.profile import Profile
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .trust.gate import gate_for
@@ -38,6 +37,9 @@ from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
 from .weights.swap import Weights, read_weights, swap
+
+if TYPE_CHECKING:
+    from .profile.profile import Profile
 
 _log = logging.getLogger("aotair.runtime")
 _MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
@@ -372,7 +374,7 @@ class Model:
         """How long each step of the load took, and each capture."""
         return tuple(self._parts.phases.done)
 
-    def profile(self, *, rounds: int = 20, seconds: float = 2.0) -> Profile:
+    def profile(self, *, rounds: int = 20, seconds: float = 2.0) -> "Profile":
         """Measure the calls that are made within: `with model.profile() as p: model(x)`, then `p.table()` and
         `p.trace("trace.json")`.
 
@@ -381,6 +383,8 @@ class Model:
         device. Nothing of it lies in the way of calls outside.
         """
         self._refuse_closed()
+        from .profile.profile import Profile  # a node that measures nothing does not wait for it
+
         return Profile(self.artifact, self.entry_points, self._parts.phases, rounds=rounds, seconds=seconds)
 
     def close(self) -> None:

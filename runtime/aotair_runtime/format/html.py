@@ -1,6 +1,5 @@
 """Tables and texts for notebooks: whatever is in them is shown, and nothing of it is obeyed."""
 
-import html
 from collections.abc import Sequence
 
 from ..errors import in_line, shown
@@ -16,8 +15,14 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], caption: s
 
 def html_text(text: str) -> str:
     """A text of several lines as it is."""
-    return f"<pre>{html.escape(shown(text))}</pre>"
+    return f"<pre>{_escaped(shown(text))}</pre>"
 
 
 def _cell(value: object) -> str:
-    return html.escape(in_line(str(value)))
+    return _escaped(in_line(str(value)))
+
+
+def _escaped(text: str) -> str:
+    from html import escape  # with all the names that characters have: no load waits for them
+
+    return escape(text)
