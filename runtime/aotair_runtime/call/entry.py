@@ -49,7 +49,7 @@ class Entry:
         self._cloned = tuple(item.clone for item in spec.outputs) if any(o.clone for o in spec.outputs) else ()
         self._lock = pools[0].lock
         self._counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
-        self._pack = packer(spec.structure)
+        self._pack, self._is_watched = packer(spec.structure), False
         self._signature = signature = Signature(parts.program, spec, parts.device.torch_device)
         self._place, self._user_dtypes = signature.place, signature.user_dtypes
         self._mutated, self._has_hosts = signature.mutated, bool(signature.hosts)
@@ -154,15 +154,18 @@ class Entry:
         """Until `unwatched`, calls go through these instead of `flat`, and of what copies in, replays and hands out.
         Raises ArgumentError where they do so already."""
         with self._lock:
-            if "flat" in self.__dict__:
+            if self._is_watched:
                 raise ArgumentError("another profile of this model is under way", fix="end it first")
-            self.__dict__.update(flat=flat, _replay=replay)
+            # As attributes: whoever looks at `__dict__` makes all later calls slower.
+            self._is_watched = True
+            self.flat, self._replay = flat, replay  # type: ignore[method-assign, assignment]
 
     def unwatched(self) -> None:
         """Calls go their own way again."""
         with self._lock:
-            for name in ("flat", "_replay"):
-                self.__dict__.pop(name, None)
+            if self._is_watched:
+                del self.flat, self._replay
+            self._is_watched = False
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
