@@ -254,7 +254,7 @@ class _Line:
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
             report = page(proved.program, counts, built.pictures, self.quantised)
-            program = pack(proved, report, folder, take_along(self.job, folder))
+            program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
             check_written(folder, self.job.target.allowed, self.job.where)
         return self._summary(self.place, program, counts, nodes_before)

@@ -7,7 +7,7 @@ import click
 import aotair_runtime
 from aotair_runtime.errors import AotairError
 
-from .commands import building, chatting, judging, running
+from .commands import building, chatting, judging, profiling, running
 from .commands.echo import echo
 
 
@@ -57,6 +57,7 @@ for _command in (
     running.run,
     running.verify,
     running.bench,
+    profiling.profile,
     judging.doctor,
     judging.sign,
     chatting.chat,

@@ -15,9 +15,11 @@ from aotair_runtime.artifact.digests import described
 from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError, ArtifactError, UnreadableError
-from aotair_runtime.format import codec
+from aotair_runtime.format import codec, debug_data
+from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.schema import (
     COMPANIONS,
+    DEBUG_FILE,
     GOLDEN_FILE,
     PROGRAM_FILE,
     REPORT_FILE,
@@ -65,13 +67,18 @@ def lay_down(built: Built, folder: Path) -> Artifact:
         raise InternalError(f"the program that was written cannot be read: {error}") from error
 
 
-def pack(proved: Proved, report: str, folder: Path, along: Sequence[File] = ()) -> Program:
+def pack(
+    proved: Proved, report: str, folder: Path, along: Sequence[File] = (), debug: DebugData | None = None
+) -> Program:
     """Complete the artifact that `lay_down` began and that was proved, with the files that travel `along` and lie there
-    already; returns the program as written."""
+    already, and with where its instructions come from, if that is known; returns the program as written."""
     with refusals(folder):
         golden = _written(proved.golden, folder / GOLDEN_FILE)
         program = replace(proved.program, files=(*proved.program.files, golden, *along))
-        (folder / PROGRAM_FILE).write_bytes(codec.dump(program))
+        content = codec.dump(program)
+        (folder / PROGRAM_FILE).write_bytes(content)
+        if debug is not None and debug.made:
+            (folder / DEBUG_FILE).write_bytes(debug_data.dump(debug, content))
         (folder / REPORT_FILE).write_text(report, encoding="utf-8")
     return program
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx.node import Node
 
 from aotair_runtime.artifact.checkpoint import open_checkpoint
 from aotair_runtime.artifact.quantisation import quantisation_of
+from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import (
     Bucket,
@@ -53,11 +54,12 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 @dataclass(frozen=True)
 class Built:
     """A program, the tensors of its constants by name, and what lies where in the arena, by entry point and bucket:
-    `pictures[entry.name, bucket.sizes]`."""
+    `pictures[entry.name, bucket.sizes]`; and where its instructions come from."""
 
     program: Program
     weights: Mapping[str, torch.Tensor]
     pictures: Mapping[tuple[str, tuple[int, ...]], Picture]
+    debug: DebugData = field(default_factory=DebugData)
 
 
 def build_program(
@@ -95,7 +97,7 @@ def build_program(
     constants = tuple(map(stored.constant, tables.constants.values()))
     program = replace(_program(job, entries, tables, states, constants), prologue=prologue)
     program = replace(program, unread=exported[0].names.unread(tensors(program)))
-    return Built(program, stored.values(program), pictures)
+    return Built(program, stored.values(program), pictures, tables.debug_data())
 
 
 def _states(exported: Sequence[Exported], tables: Tables, stored: StoredConstants) -> tuple[State, ...]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from aotair_runtime.artifact.checkpoint import same_bytes
-from aotair_runtime.artifact.open import read_program
+from aotair_runtime.artifact.debug_data import read_debug_data
+from aotair_runtime.artifact.open import Artifact, opened
 from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import Constant, Origin, Program
 
@@ -32,7 +33,9 @@ def built_like(path: Path, exported: Sequence[Exported], job: Job, origin: Origi
     Raises RecipeError where a build of the recipe might make another program, and an ArtifactError where there is no
     good artifact at `path`.
     """
-    other = read_program(path)
+    folder, other = opened(path)
+    debug = read_debug_data(Artifact(path, other, (), folder))
+    folder.close()
     _check_origin(other.origin, origin, path)
     found = {c.name: c.tensor for graph in exported for c in (*graph.constants.values(), *graph.states.values())}
     states = {constant.name for graph in exported for constant in graph.states.values()}
@@ -42,7 +45,7 @@ def built_like(path: Path, exported: Sequence[Exported], job: Job, origin: Origi
     weights = {constant.name: values[constant.name] for constant in other.constants}
     # Aside from the model's own: a state goes on changing there.
     weights = {name: value.clone() if name in states else value for name, value in weights.items()}
-    return Built(_fresh(other, job), weights, {})
+    return Built(_fresh(other, job), weights, {}, debug)
 
 
 def _fresh(other: Program, job: Job) -> Program:

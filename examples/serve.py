@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import aotair
+from aotair_runtime.metrics import prometheus_text
 
 from .engine import Engine, Request
 
@@ -85,7 +86,8 @@ def make_app(model: aotair.Model) -> Starlette:
     async def show_metrics(_: HTTPRequest) -> Response:
         metrics.active.set(engine.active)
         metrics.waiting.set(engine.waiting)
-        return Response(prometheus.generate_latest(metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+        counted = prometheus.generate_latest(metrics.registry) + prometheus_text([model]).encode()
+        return Response(counted, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     routes = [
         Route("/generate", generate, methods=["POST"]),

@@ -16,7 +16,8 @@ import aotair_runtime
 
 BUILDER, RUNTIME = ROOT / "aotair", ROOT / "runtime" / "aotair_runtime"
 RUNTIME_MAY_IMPORT = {"torch", "msgpack", "safetensors", "aotair_runtime"}
-OPTIONAL = {"npu.py": {"torch_npu"}, "signer.py": {"cryptography"}}  # where a device, or a signature, asks for it
+# Where a device, a signature or the caller asks for it.
+OPTIONAL = {"npu.py": {"torch_npu"}, "signer.py": {"cryptography"}, "metrics.py": {"opentelemetry"}}
 # The folders and files of both packages, in the order in which they may import each other: only what comes before.
 ORDER = {
     BUILDER: [
@@ -26,7 +27,7 @@ ORDER = {
     ],
     RUNTIME: [
         "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture", "call",
-        "weights", "report", "model", "fitness", "__init__",
+        "weights", "report", "profile", "model", "metrics", "fitness", "__init__",
     ],
 }  # fmt: skip
 

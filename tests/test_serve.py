@@ -75,10 +75,13 @@ def test_health_and_metrics(address):
     assert health["status"] == "ok" and health["slots"] == 8 and health["model"] == "llama"
     assert httpx.post(f"{address}/generate", json={"prompt": [1], "max_tokens": 3, "stream": False}).status_code == 200
     text = httpx.get(f"{address}/metrics").text
-    values = {line.split(" ")[0]: float(line.split(" ")[1]) for line in text.splitlines() if line[0] != "#"}
+    lines = [line.rpartition(" ") for line in text.splitlines() if line[0] != "#"]
+    values = {name: float(value) for name, _, value in lines}
     assert values['requests_total{result="done"}'] >= 1 and values["tokens_total"] >= 3
     assert values['step_seconds_count{kind="decode"}'] >= 2 and values["first_token_seconds_count"] >= 1
     assert values["active_requests"] == values["waiting_requests"] == 0
+    decoded = [value for name, value in values.items() if name.startswith("aotair_calls_total") and "decode" in name]
+    assert sum(decoded) >= 2 and values['aotair_reloads_total{model="llama"}'] == 0
 
 
 @pytest.mark.parametrize(

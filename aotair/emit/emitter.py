@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.node import Node
 
+from aotair_runtime.format.debug_data import DebugData, Made
 from aotair_runtime.format.schema import (
     Arg,
     Bucket,
@@ -31,6 +32,7 @@ from aotair_runtime.format.torch_names import dtype
 
 from ..errors import InternalError, UnsupportedError
 from ..graph.operand import op_of, results_of
+from ..graph.origin import line_of, module_of, passes_of
 from ..graph.streams import RECORD, stream_of
 from ..graph.user_line import source
 from ..lower import slices
@@ -74,6 +76,11 @@ class Tables:
     instructions: Table[Instruction] = field(default_factory=Table)
     constants: Table[str] = field(default_factory=Table)
     states: Table[str] = field(default_factory=Table)
+    made: dict[int, Made] = field(default_factory=dict)  # where each instruction comes from
+
+    def debug_data(self) -> DebugData:
+        """Where the instructions come from, in their order."""
+        return DebugData(tuple(self.made[number] for number in range(len(self.instructions.values()))))
 
 
 def emit(
@@ -120,7 +127,7 @@ class _Emitter:
         code: list[int] = []
         events = 0
         for node in self._lives.launches:
-            code += [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
+            code += self._numbers(node)
             events = max(events, node.meta.get("event", -1) + 1)
         streams = self._graph.output_node().meta.get("streams", 1)
         priorities = self._graph.output_node().meta.get("priorities", ())
@@ -142,6 +149,15 @@ class _Emitter:
             fresh=tuple(Fresh(op, stream, nbytes, calls) for (op, stream), (nbytes, calls) in fresh),
             updated=self._updated,
         )
+
+    def _numbers(self, node: Node) -> list[int]:
+        """The numbers of a node's instructions, with where they come from remembered: for one that several buckets
+        share, where the first of them has it from."""
+        numbers = [self._tables.instructions.number(instruction) for instruction in self._instructions(node)]
+        for number in numbers:
+            if number not in self._tables.made:
+                self._tables.made[number] = Made(line_of(node), module_of(node), passes_of(node))
+        return numbers
 
     def _copy_offset(self, placeholder: Node) -> int:
         interval = self._lives.copies.get(self._placeholders.index(placeholder))

@@ -1,5 +1,6 @@
 """The line of the user's code that a node came from."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -11,7 +12,11 @@ _TORCH = str(Path(torch.__file__).parent)
 def source(node: Node) -> str:
     """` (model.py:12, in forward)`: the user's line that a node came from, or nothing. What torch itself calls on the
     way is none of the user's lines."""
-    trace = node.meta.get("stack_trace") or ""
+    return _last_line(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_line(trace: str) -> str:
     files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     files = [line for line in files if _TORCH not in line] or files
     if not files:

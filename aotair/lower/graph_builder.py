@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import Argument, Node
 
 from ..graph.fake import fake_result
+from ..graph.origin import SPECIALISE, copied, made_by
 from ..target.target import HOST, Target
 
 
@@ -20,7 +21,7 @@ class GraphBuilder:
         self.mode = FakeTensorMode()
         # A kernel that looks for values where there are none then fails, and does not end the process.
         self.mode._allow_unsafe_data_ptr_access = False
-        self.stack_trace: str | None = None  # the user's lines that the next calls come from
+        self.origin: Mapping[str, object] = {}  # where the next calls come from, as `graph.origin` has it
         self.stream = 0  # that the next calls run on
         self.composed: dict[torch._ops.OpOverload, bool] = {}  # whether nodes run what an op without a kernel calls
 
@@ -37,17 +38,17 @@ class GraphBuilder:
     def append(
         self, target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Mapping[str, Argument], name: str = ""
     ) -> Node:
-        """A call whose arguments may have any name; `name` is the node's."""
+        """A call whose arguments may have any name; `name` is the node's that it copies, empty where none is."""
         node = self.graph.create_node("call_function", target, args, dict(kwargs), name=name or None)
         node.meta["val"] = self.evaluate(target, args, kwargs)
-        node.meta["stack_trace"] = self.stack_trace
+        node.meta |= self.origin if name else made_by(self.origin, SPECIALISE)
         node.meta["stream"] = self.stream
         return node
 
     def event(self, like: Node) -> Node:
         """An event is recorded or waited for, as in the graph that is copied."""
         node = self.graph.create_node("call_function", like.target, like.args, name=like.name)
-        node.meta |= {key: like.meta.get(key) for key in ("val", "event", "stream", "stack_trace")}
+        node.meta |= {key: like.meta.get(key) for key in ("val", "event", "stream")} | copied(like)
         return node
 
     def evaluate(self, target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Any:

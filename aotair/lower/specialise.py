@@ -13,6 +13,7 @@ from ..errors import UnsupportedError
 from ..graph.derived import is_constant, mark_constant
 from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
+from ..graph.origin import SPECIALISE, copied, made_by
 from ..graph.user_line import source
 from ..ops import experts, int4
 from ..target.out_variants import out_variant
@@ -70,7 +71,7 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
 
 def _call(build: GraphBuilder, node: Node, env: Mapping[Node, Argument], where: str, target: Target) -> Argument:
     args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
-    build.stack_trace, build.stream = node.meta.get("stack_trace"), node.meta.get("stream", 0)
+    build.origin, build.stream = copied(node), node.meta.get("stream", 0)
     if "event" in node.meta:
         return build.event(node)
     if not _takes(build, node.target, (args, kwargs), target):
@@ -141,7 +142,8 @@ def _expanded(build: GraphBuilder, node: Node, given: Given, where: str, target:
             results: Argument = map_arg(call.args[0], env.__getitem__)
             return results
         if call.op == "call_function":
-            call.meta |= {key: node.meta[key] for key in ("stack_trace", "stream") if key in node.meta}
+            call.meta |= {key: node.meta[key] for key in ("stream",) if key in node.meta}
+            call.meta |= made_by(copied(node), SPECIALISE)
             env[call] = _call(build, call, env, where, target)
     raise AssertionError("a graph ends with its output")
 

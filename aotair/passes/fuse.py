@@ -15,6 +15,7 @@ from ..fusion.rule import Kept, Replacement, Rule, Variant
 from ..fusion.trust import numbers_differ
 from ..graph.alias import root, written_roots
 from ..graph.fake import relay
+from ..graph.origin import copied
 from ..graph.show import target_name
 from ..graph.user_line import source
 from ..ops.air import is_marker
@@ -141,12 +142,11 @@ def _maker(node: Node) -> Node:
 def _replace(match: Match, outputs: Sequence[Node], planned: Replacement) -> tuple[list[Node], bool]:
     """Put the replacement in; gives its nodes, and whether a result has other strides than what it stands for."""
     before = [node.meta["val"] for node in outputs]
-    trace = outputs[0].meta.get("stack_trace")
+    origin = copied(outputs[0])
     after = [node.meta["val"] for node in _results(planned) if isinstance(node, Node)]
     made = list(graft(match, planned.module, planned.args))
     for node in made:
-        if trace is not None:
-            node.meta["stack_trace"] = trace
+        node.meta |= origin
     return made, not all(statically_known_true(sym_eq(old.stride(), new.stride())) for old, new in zip(before, after))
 
 

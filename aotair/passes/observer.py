@@ -15,6 +15,7 @@ import torch
 from aotair_runtime.errors import AotairError
 
 from ..errors import InternalError
+from ..graph import origin
 from ..graph.show import show
 from ..graph.verify import check_graph
 from ..target.target import Target
@@ -62,6 +63,7 @@ class Observer:
     def stage(self, name: str, module: torch.fx.GraphModule) -> None:
         """A stage that made `module` is done: check it and dump it."""
         check_graph(module, name)
+        origin.complete(module.graph)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
             parts = [f"{self._stages:02}", name, re.sub(r"[^\w=.-]+", "_", self._graph)]
@@ -85,6 +87,7 @@ class Observer:
         edits = Edits(name, self.target, self._left(), self._graph)
         text = show(module) if log.isEnabledFor(logging.DEBUG) else None
         before, start = len(module.graph.nodes), time.perf_counter()
+        there = origin.calls(module.graph)
         try:
             yield edits
         except AotairError:
@@ -93,6 +96,7 @@ class Observer:
             done = ", ".join(record.name for record in self.records) or "nothing"
             raise InternalError(f"the pass {name} failed after {done}: {error}") from error
         after, seconds = len(module.graph.nodes), time.perf_counter() - start
+        origin.mark(module.graph, there, name)
         self.records.append(PassRecord(name, edits.count, before, after, seconds, tuple(edits.accounts), self._graph))
         where = f"{name} ({self._graph})" if self._graph else name
         log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", where, edits.count, before, after, seconds)

@@ -15,6 +15,7 @@ from ..graph.alias import Uses, base
 from ..graph.fake import fake_result, recompute
 from ..graph.inplace import same_layout
 from ..graph.operand import operands
+from ..graph.origin import copied
 from ..graph.streams import several_streams
 from ..target.out_variants import out_variant
 from .edits import Edits
@@ -139,12 +140,12 @@ class _Rewrite:
         (name,) = written_names(out._schema)
         with self._graph.inserting_before(owner):
             made = self._call(out, *owner.args, **kwargs, **{name: place})
-        made.meta["stack_trace"] = owner.meta.get("stack_trace")
+        made.meta |= copied(owner)
         owner.replace_all_uses_with(place)
         self._graph.erase_node(owner)
 
     def _call(self, target: torch._ops.OpOverload, *args: Argument, **kwargs: Argument) -> Node:
         node = self._graph.call_function(target, args, kwargs)
         node.meta["val"] = fake_result(self._mode, target, args, kwargs)
-        node.meta["stack_trace"] = self._node.meta.get("stack_trace")
+        node.meta |= copied(self._node)
         return node

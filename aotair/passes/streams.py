@@ -17,6 +17,7 @@ from ..errors import GraphError
 from ..graph.alias import base, root, written_by
 from ..graph.operand import operand, operands
 from ..graph.order import Clock, Order
+from ..graph.origin import copied
 from ..graph.streams import RECORD, WAIT, launches, stream_of
 from ..graph.user_line import source
 from ..ops import air
@@ -234,7 +235,7 @@ class _Writer:
 
     def _make(self, op: torch._ops.OpOverload, stream: int, number: int, like: Node) -> Node:
         node = self._graph.call_function(op, (f"aotair_{number}",))
-        node.meta |= {"stream": stream, "event": number, "val": None, "stack_trace": like.meta.get("stack_trace")}
+        node.meta |= {"stream": stream, "event": number, "val": None} | copied(like)
         return node
 
     def _next_number(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.html import html_table, html_text
 
 from ..fusion import Rule
 from ..passes.edits import Account
@@ -32,6 +33,10 @@ class Explained:
         if idle:
             parts.append(f"did not run, being disabled or not for this target: {', '.join(idle)}")
         return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        rows = [[name, done, left] for name, (done, left) in self.counts().items()]
+        return html_table(["fusion rule", "fused", "left alone"], rows) + html_text(self.text())
 
     def as_dict(self, name: str | None = None) -> dict[str, dict[str, list[dict[str, str]]]]:
         """The same as plain data: by name, `fused` and `left`, each a list of op, source and reason."""

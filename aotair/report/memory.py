@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from aotair_runtime.devices.allocators import ALLOCATORS
-from aotair_runtime.errors import one_line
+from aotair_runtime.errors import in_line
 from aotair_runtime.format.schema import Program
 from aotair_runtime.format.text import table
 from aotair_runtime.memory.promise import Promise
@@ -21,7 +21,7 @@ def memory_dict(program: Program, promised: Promise) -> dict[str, object]:
 
 
 def _parts(program: Program, promised: Promise) -> Iterator[str]:
-    yield f"{one_line(program.name)} on {promised.kind}\n{promised}\n{ALLOCATORS[promised.kind].says}"
+    yield f"{in_line(program.name)} on {promised.kind}\n{promised}\n{ALLOCATORS[promised.kind].says}"
     yield promised.by_bucket()
     rows = [[name, stream, f"{calls:,}", f"{nbytes:,}"] for name, stream, calls, nbytes in _beside(program)]
     if rows:

@@ -13,8 +13,8 @@ def shown(text: str) -> str:
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def one_line(text: str) -> str:
-    """The same, within one line: what somebody wrote cannot begin another, as a row of a table would."""
+def in_line(text: str) -> str:
+    """The same on one line: ends of lines and tabs are escaped too."""
     return shown(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

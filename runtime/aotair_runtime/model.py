@@ -1,11 +1,13 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
+import logging
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,12 +17,14 @@ from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
 from .call.entry import Entry
 from .capture.graphs import Graphs, Parts, Resident
+from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
-from .errors import ArgumentError, ClosedError, DeviceError, shown
+from .errors import ArgumentError, ClosedError, DeviceError, in_line, shown
+from .format.html import html_table
 from .format.schema import Bucket, EntryPoint, Program
-from .format.sizes import describe
+from .format.sizes import describe, shape_text
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
@@ -31,8 +35,12 @@ from .trust.policy import TrustPolicy
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
-from .weights.swap import read_weights, swap
+from .weights.swap import Weights, read_weights, swap
 
+if TYPE_CHECKING:
+    from .profile.profile import Profile
+
+_log = logging.getLogger("aotair.runtime")
 _MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
 
 
@@ -81,7 +89,7 @@ def load(
     without a second copy of these weights in memory. Weights of four bits are packed in any case.
     `verify_weights`: "full" (True) compares every byte of the weights with the digests that the build recorded;
     "sampled" those of the first 64 MiB and of an eighth of the others, drawn by chance: it finds what was cut or copied
-    badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair_runtime` says at the level
+    badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair.runtime` says at the level
     INFO how much was looked at, and how fast.
     `trust`: load only what somebody has signed whom this policy trusts (`aotair sign`); the signature is verified
     before anything of the artifact is parsed. It holds for `load_weights` and `load_adapter` too. Where the node has a
@@ -94,11 +102,12 @@ def load(
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
-    path = Path(path)
-    gate = gate_for(trust, verify_weights)
-    folder, program = opened(path, gate)
-    opened_device, pool = _open_device(device, pool, program)
-    check_requirements(program, opened_device, str(path))
+    path, phases = Path(path), Phases()
+    with phases.phase("check"):
+        gate = gate_for(trust, verify_weights)
+        folder, program = opened(path, gate)
+        opened_device, pool = _open_device(device, pool, program)
+        check_requirements(program, opened_device, str(path))
     settings = settle(
         program.options,
         clone_input=clone_input,
@@ -114,8 +123,9 @@ def load(
         verify_weights=verify_weights,
         private=private,
     )
-    artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
-    return Model(artifact, opened_device, settings, pool)
+    with phases.phase("map"):
+        artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
+    return Model(artifact, opened_device, settings, pool, phases)
 
 
 class Model:
@@ -123,10 +133,19 @@ class Model:
     which keeps what it needs of the model even where nobody holds the model any more. `close`, or leaving a `with`,
     gives back its memory at once, whoever holds what."""
 
-    def __init__(self, artifact: Artifact, device: Device, settings: Settings, pool: Pool | None = None):
-        self.artifact = artifact
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: Device,
+        settings: Settings,
+        pool: Pool | None = None,
+        phases: Phases | None = None,
+    ):
+        self.artifact, self._reloads = artifact, 0
+        phases = phases or Phases()
         wanted = buckets_now(artifact.program, settings.capture)
-        self._parts = _checked(artifact, device, settings, pool, wanted)
+        with phases.phase("check calls"):
+            self._parts = _checked(artifact, device, settings, pool, wanted, phases)
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
@@ -146,13 +165,17 @@ class Model:
             if isinstance(error, Exception):
                 raise_out_of_memory(error, device, self.promise, str(artifact.path))
             raise
+        _log_load(self)
 
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
         program, device = self.program, self._parts.device
-        self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
+        with self._parts.phases.phase("place weights"):
+            self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
         for spec in program.entry_points:
-            entry = Entry(spec, self._parts, self._resident, self._pools_for(spec, pool), self._life)
+            with self._parts.phases.phase("allocate the arena"):
+                pools = self._pools_for(spec, pool)
+            entry = Entry(spec, self._parts, self._resident, pools, self._life)
             self.entry_points[spec.name] = entry
             self._graphs.append(entry.graphs)
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
@@ -178,6 +201,13 @@ class Model:
             f"<aotair model {self.program.name!r} on {self._parts.device.torch_device}: "
             f"{shown(', '.join(self.entry_points))}>"
         )
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for entry in self.program.entry_points:
+            inputs = [f"{one.name}: {one.dtype}{shape_text(entry, one.shape)}" for one in entry.inputs]
+            rows.append([entry.name, ", ".join(inputs), "; ".join(self.buckets[entry.name])])
+        return html_table(["entry point", "inputs", "buckets"], rows, f"{self.program.name} on {self.device}")
 
     @property
     def program(self) -> Program:
@@ -261,7 +291,7 @@ class Model:
         )
         with self._alone():
             self._refuse_closed()
-            swap(self, weights, self._resident)
+            self._swap(weights)
             self._base = Base({})
 
     def load_adapter(self, path: str | Path, *, scale: float = 1.0, base: str | Path | None = None) -> None:
@@ -290,7 +320,7 @@ class Model:
             constants = self._resident.constants
             base_now = self._base.with_copies(adapter.changes(self.program), constants, checkpoint)
             weights = adapted(self.artifact, self._parts.ops, adapter, base_now, constants)
-            swap(self, weights, self._resident)
+            self._swap(weights)
             self._base = base_now
 
     def unload_adapter(self) -> None:
@@ -301,8 +331,14 @@ class Model:
             if self._base.values:
                 self._refuse_changed()
                 weights = without_adapter(self.artifact, self._base)
-                swap(self, weights, self._resident)
+                self._swap(weights)
                 self._base = Base({})
+
+    def _swap(self, weights: Weights) -> None:
+        began = time.perf_counter()
+        swap(self, weights, self._resident)
+        self._reloads += 1
+        _log.info("%s has other weights, after %.3f s", in_line(self.program.name), time.perf_counter() - began)
 
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
@@ -336,7 +372,25 @@ class Model:
 
     def stats(self) -> Stats:
         """What has been called and captured so far, by bucket."""
-        return stats(self.entry_points.values())
+        return stats(self.entry_points.values(), self._reloads)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """How long each step of the load took, and each capture."""
+        return tuple(self._parts.phases.done)
+
+    def profile(self, *, rounds: int = 20, seconds: float = 2.0) -> "Profile":
+        """Measure the calls that are made within: `with model.profile() as p: model(x)`, then `p.table()` and
+        `p.trace("trace.json")`.
+
+        The first call of each bucket runs its instructions one by one besides, `rounds` times or for about `seconds`,
+        by turns with the replay as it is; states, mutated inputs and answers are as without. Other calls wait for the
+        device. Nothing of it lies in the way of calls outside.
+        """
+        self._refuse_closed()
+        from .profile.profile import Profile  # a node that measures nothing does not wait for it
+
+        return Profile(self.artifact, self.entry_points, self._parts.phases, rounds=rounds, seconds=seconds)
 
     def close(self) -> None:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
@@ -371,6 +425,16 @@ class Model:
         if "forward" in entries:
             return entries["forward"]
         raise ArgumentError("this model has several entry points", expected="a call of one of " + ", ".join(entries))
+
+
+def _log_load(model: Model) -> None:
+    parts, name = model._parts, in_line(model.program.name)
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    captures = sum(phase.name.startswith("capture ") for phase in parts.phases.done)
+    whole = sum(phase.seconds for phase in parts.phases.done if not phase.name.startswith("warm up "))
+    steps = ", ".join(f"{step} {parts.phases.seconds(step):.3f}" for step in ("check", "map", "place weights"))
+    _log.info("%s loaded on %s in %.3f s (%s), %d captured", name, parts.device.torch_device, whole, steps, captures)
 
 
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:
@@ -411,7 +475,12 @@ def buckets_now(program: Program, capture: str | Sequence[str]) -> list[tuple[En
 
 
 def _checked(
-    artifact: Artifact, device: Device, settings: Settings, pool: Pool | None, wanted: Sequence[tuple[EntryPoint, int]]
+    artifact: Artifact,
+    device: Device,
+    settings: Settings,
+    pool: Pool | None,
+    wanted: Sequence[tuple[EntryPoint, int]],
+    phases: Phases,
 ) -> Parts:
     """What the model is made of, once the device is known to have the ops, the captures and the memory for it."""
     program, where = artifact.program, str(artifact.path)
@@ -424,7 +493,7 @@ def _checked(
     terms = Terms(device.kind, settings.apart, settings.enable_output_clone, there, settings.pack_weights)
     promised = promise(program, terms)
     check_memory(device, promised, program.requirements, settings.memory_budget, where)
-    return Parts(program, device, ops, settings, promised)
+    return Parts(program, device, ops, settings, promised, phases)
 
 
 def _check_names(program: Program, capture: str | Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from .call.entry import Entry
 from .capture.graphs import Parts, Resident
 from .capture.pool import Pool
 from .devices.allocators import ALLOCATORS
+from .format.html import html_table
 from .format.sizes import describe
 from .format.text import table
 from .memory.promise import FRESH, PACKED, WORKSPACE
@@ -116,9 +117,19 @@ class Stats:
     captures: int
     recaptures: tuple[Recapture, ...]
     buckets: tuple[BucketStats, ...]
+    reloads: int = 0  # how often the weights were replaced
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        rows = [[b.entry, b.bucket, b.calls, f"{b.padding:.1%}", b.captures] for b in self.buckets]
+        again = [[r.entry, r.bucket, r.reason, r.times] for r in self.recaptures]
+        said = f"{self.calls} calls, {self.captures} captures, weights replaced {self.reloads} times"
+        tables = [html_table(["entry point", "bucket", "calls", "padding", "captures"], rows, said)]
+        if again:
+            tables.append(html_table(["entry point", "bucket", "captured again because of", "times"], again))
+        return "".join(tables)
 
 
 def memory_report(parts: Parts, resident: Resident, pools: Sequence[Pool], entries: Iterable[Entry]) -> MemoryReport:
@@ -172,7 +183,7 @@ def _aligned(nbytes: int, step: int) -> int:
     return -(-nbytes // step) * step
 
 
-def stats(entries: Iterable[Entry]) -> Stats:
+def stats(entries: Iterable[Entry], reloads: int = 0) -> Stats:
     """The counters of loaded entry points as a report."""
     buckets: list[BucketStats] = []
     recaptures: list[Recapture] = []
@@ -187,4 +198,4 @@ def stats(entries: Iterable[Entry]) -> Stats:
         for (number, reason), times in sorted(captured.recaptures.items()):
             recaptures.append(Recapture(entry.spec.name, names[number], reason, times))
     calls, captures = sum(b.calls for b in buckets), sum(b.captures for b in buckets)
-    return Stats(calls, captures, tuple(recaptures), tuple(buckets))
+    return Stats(calls, captures, tuple(recaptures), tuple(buckets), reloads)

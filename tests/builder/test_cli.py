@@ -205,3 +205,31 @@ def test_bench_times_every_bucket_beside_the_original(built, linear_recipe: Path
     rows = json.loads(aotair("bench", built("linear"), "--seconds", "0.01", "--json"))
     assert [row["bucket"] for row in rows] == ["n=1", "n=4", "n=16"]
     assert all(row["host"] > 0 and row["median"] <= row["p99"] for row in rows)
+
+
+def test_profile_says_where_the_time_goes_and_writes_a_trace(linear_recipe: Path, tmp_path: Path):
+    path, trace, sizes = tmp_path / "x.aotair", tmp_path / "t.json", tmp_path / "sizes.jsonl"
+    aotair("build", linear_recipe, "-o", path)
+    buckets = ("forward: n=1", "forward: n=4", "forward: n=16")
+    text = aotair("profile", path, "--seconds", "0", "--calls", 3, "-o", trace, "--sizes", sizes)
+    assert all(any(line.startswith(name) for line in text.splitlines()) for name in buckets)
+    assert {"name", "ph", "pid"} <= json.loads(trace.read_text())["traceEvents"][0].keys()
+    sent = [json.loads(line)["n"] for line in sizes.read_text().splitlines()]
+    assert sent == [1, 1, 1, 4, 4, 4, 16, 16, 16]
+    one = json.loads(aotair("profile", path, "--seconds", "0", "--bucket", "n=4", "--json"))
+    assert [(found["bucket"], found["calls"]) for found in one] == [("n=4", 10)]
+    assert all({"op", "made", "seconds", "cost"} <= step.keys() for step in one[0]["steps"])
+
+
+def test_profile_calls_with_given_tensors_and_refuses_what_is_not_there(linear_recipe: Path, tmp_path: Path):
+    path, file = tmp_path / "x.aotair", tmp_path / "in.safetensors"
+    aotair("build", linear_recipe, "-o", path)
+    (spec,) = json.loads(aotair("inspect", path, "--json"))["entry_points"][0]["inputs"]
+    safetensors.torch.save_file({spec["name"]: torch.zeros(3, 4)}, file)
+    text = aotair("profile", path, "--inputs", file, "--seconds", "0", "--calls", 2)
+    assert "forward: n=4" in text and "forward: n=16" not in text
+    safetensors.torch.save_file({"other": torch.zeros(3, 4)}, file)
+    assert "the file lacks inputs" in aotair("profile", path, "--inputs", file, fails=True)
+    assert "no such bucket" in aotair("profile", path, "--bucket", "n=5", fails=True)
+    assert "no such entry point" in aotair("profile", path, "--inputs", file, "--entry", "decode", fails=True)
+    assert "--calls" in aotair("profile", path, "--calls", 10**12, fails=True)

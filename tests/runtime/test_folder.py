@@ -323,7 +323,7 @@ def test_in_full_every_part_is_looked_at(large: Path, full):
 
 
 def test_a_sample_looks_at_the_header_and_at_parts_by_chance(large: Path, caplog):
-    with caplog.at_level("INFO", "aotair_runtime"):
+    with caplog.at_level("INFO", "aotair.runtime"):
         aotair.load(large, verify_weights="sampled").close()
     looked = int(re.search(r"(\d+) of \d+ bytes of weights .*\(sampled\) in .* GB/s", caplog.text)[1])
     assert 2 * PART < looked <= 3 * PART  # the first, and two of the sixteen others

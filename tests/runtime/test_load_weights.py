@@ -88,7 +88,7 @@ def test_new_values_of_a_checkpoint(node, tmp_path: Path, capture: str, options:
     old = model(ids, mask)
     stats, addresses = model.stats(), [tensor.data_ptr() for tensor in model._resident.constants]
     model.load_weights(saved(other, tmp_path / "w.safetensors"))
-    assert model.stats() == stats
+    assert model.stats() == replace(stats, reloads=1), "nothing else was counted"
     assert [tensor.data_ptr() for tensor in model._resident.constants] == addresses
     with torch.device("cpu"):
         want = other(IDS, MASK)
@@ -136,7 +136,7 @@ def test_callers_caches_keep_their_graphs(node, tmp_path: Path):
     model(x, cache, torch.tensor([0]))
     stats = model.stats()
     model.load_weights(node.path("cache"))
-    assert model.stats() == stats and cache[:, 1:].eq(0).all()
+    assert replace(model.stats(), reloads=0) == stats and cache[:, 1:].eq(0).all()
     model(x, cache, torch.tensor([1]))
     assert model.stats().captures == stats.captures and cache[:, 1].eq(1).all()
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError
+from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError, in_line
 from ..format import codec
 from ..format.limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
 from ..format.rules import check_program
@@ -25,7 +25,7 @@ from .tensors import mapped, tensors_in
 
 SET_ASIDE = ".old"  # how the name ends of what a build sets aside, where two folders cannot change places in one step
 _TRIES, _TRIES_OF_TWO_STEPS = 100, 3
-_log = logging.getLogger("aotair_runtime")
+_log = logging.getLogger("aotair.runtime")
 
 
 class Gate(Protocol):
@@ -102,7 +102,7 @@ def with_weights(
     check_unchanged(artifact)
     seconds = max(time.perf_counter() - began, 1e-9)
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
-    _log.info(text, folder.path, looked, file.nbytes, verify, seconds, looked / seconds / 1e9)
+    _log.info(text, in_line(str(folder.path)), looked, file.nbytes, verify, seconds, looked / seconds / 1e9)
     return artifact
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..capture.captured import Captured
 from ..capture.graphs import Graphs, Parts, Resident
 from ..capture.pool import Pool
 from ..devices import Device
-from ..errors import UpdateError
+from ..errors import ArgumentError, UpdateError
 from ..format.schema import EntryPoint, Placement
 from ..format.sizes import describe
 from ..format.structure import leaf_names, packer
@@ -66,7 +66,7 @@ class Entry:
         self._cloned = tuple(item.clone for item in spec.outputs) if any(o.clone for o in spec.outputs) else ()
         self._lock = pools[0].lock
         self._counters = Counters(*([0] * len(spec.buckets) for _ in range(3)))
-        self._pack = packer(spec.structure)
+        self._pack, self._is_watched = packer(spec.structure), False
         self._signature = signature = Signature(parts.program, spec, parts.device.torch_device)
         self._place, self._user_dtypes = signature.place, signature.user_dtypes
         self._mutated, self._has_hosts = signature.mutated, bool(signature.hosts)
@@ -168,6 +168,23 @@ class Entry:
             self.flat(tensors)
             assert self._plans.last is not None
             return self._plans.last.plan.captured
+
+    def watched(self, flat: Callable[[Tensors], list[torch.Tensor]], replay: Callable[..., list[torch.Tensor]]) -> None:
+        """Until `unwatched`, calls go through these instead of `flat`, and of what copies in, replays and hands out.
+        Raises ArgumentError where they do so already."""
+        with self._lock:
+            if self._is_watched:
+                raise ArgumentError("another profile of this model is under way", fix="end it first")
+            # As attributes: whoever looks at `__dict__` makes all later calls slower.
+            self._is_watched = True
+            self.flat, self._replay = flat, replay  # type: ignore[method-assign, assignment]
+
+    def unwatched(self) -> None:
+        """Calls go their own way again."""
+        with self._lock:
+            if self._is_watched:
+                del self.flat, self._replay
+            self._is_watched = False
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Device, GraphSpace, Packed
-from ..errors import CaptureError, ClosedError
+from ..errors import CaptureError, ClosedError, in_line
 from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
 from ..format.sizes import describe
@@ -18,6 +19,7 @@ from ..memory.promise import Promise
 from ..settings import Settings
 from .bind import Bound, Memory, Tensors, bind
 from .captured import Captured, Key
+from .phases import Phases
 from .pool import Pool
 from .warmup import fill_legal, warm_up
 
@@ -31,6 +33,7 @@ class Parts:
     ops: tuple[torch._ops.OpOverload, ...]
     settings: Settings
     promise: Promise
+    phases: Phases = field(default_factory=Phases)
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class Graphs:
                 kept[()] = graphs[number]
                 self.counters.captures[number] += 1
                 self.counters.recaptures[number, _GREW] += 1
+                _log.info("%s captured again: %s", in_line(self._where(number)), _GREW)
         self._outgrown = set(self._known) - set(graphs)
 
     def discard(self, graphs: Mapping[int, Captured]) -> None:
@@ -177,7 +181,17 @@ class Graphs:
         for kept in self._kept.values():
             self._forget(kept, list(kept))
 
+    def memory(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace | None = None) -> Memory:
+        """What the instructions of a bucket address, in `space`, by default the one of its pool."""
+        bucket, here = self.spec.buckets[number], self.resident
+        lists = dict(zip(self._listed, legal_arguments(self.parts.program, self.spec, bucket.sizes)))
+        found = space or self.pools[number].space
+        return Memory(found, here.constants, here.states, in_place, lists, here.packed)
+
     # ---- capturing ----------------------------------------------------------------------------------------------
+
+    def _label(self, number: int) -> str:
+        return f"{self.spec.name} {describe(self.spec, self.spec.buckets[number].sizes)}"
 
     def _where(self, number: int) -> str:
         return (
@@ -186,16 +200,16 @@ class Graphs:
 
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
-        lists = dict(zip(self._listed, legal_arguments(parts.program, self.spec, bucket.sizes)))
-        here = self.resident
-        memory = Memory(space, here.constants, here.states, in_place, lists, here.packed)
+        memory = self.memory(number, in_place, space)
         before = parts.device.bytes().reserved
         try:
-            bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
-            if parts.device.concurrent and number not in self._warm:
-                self._warm_up(bucket, memory, bound, where)
-                self._warm.add(number)
-            graph = space.capture(bound.run, bound.updated, list(lists.values()))
+            with parts.phases.phase(f"capture {self._label(number)}"):
+                bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
+                if parts.device.concurrent and number not in self._warm:
+                    with parts.phases.phase(f"warm up {self._label(number)}"):
+                        self._warm_up(bucket, memory, bound, where)
+                    self._warm.add(number)
+                graph = space.capture(bound.run, bound.updated, list(memory.lists.values()))
         except CaptureError as error:
             if error.where:
                 raise
@@ -225,10 +239,14 @@ class Graphs:
 
     def _count(self, number: int, key: Key) -> None:
         self.counters.captures[number] += 1
+        seconds, where = self.parts.phases.done[-1].seconds, in_line(self._where(number))
         if number in self._known:
             reason = _GREW if number in self._outgrown else self._moved(self._known[number], key)
             reason = _FAILED if number in self._spoilt else reason
             self.counters.recaptures[number, reason] += 1
+            _log.info("%s captured again in %.3f s: %s", where, seconds, in_line(reason))
+        else:
+            _log.info("%s captured in %.3f s", where, seconds)
         self._outgrown.discard(number)
         self._spoilt.discard(number)
         self._known[number] = key
@@ -257,6 +275,7 @@ class Graphs:
         self.parts.device.usage -= captured.cost
 
 
+_log = logging.getLogger("aotair.runtime")
 _GREW, _FAILED = "the pool grew", "an update failed"
 
 

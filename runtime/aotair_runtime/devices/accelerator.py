@@ -14,6 +14,7 @@ from .base import NOTHING, Bytes, Graph, Packed, Recording, Stream, Usage
 from .host_arguments import HostArguments
 from .host_call import HostCall
 from .recorder import ANCHOR_COST, Recorder
+from .timers import EventTimer
 from .vendor import Vendor
 
 _ALIKE = 32  # torch hands out its streams in turn, so many for each priority
@@ -85,6 +86,9 @@ class Accelerator:
 
     def synchronize(self) -> None:
         self.vendor.api.synchronize(self.index)
+
+    def timer(self) -> EventTimer:
+        return EventTimer(self.vendor.api, self.index)
 
     def bytes(self) -> Bytes:
         api = self.vendor.api

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from .host_call import HostCall
+from .timers import Timer
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,9 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait for everything issued."""
+
+    def timer(self) -> Timer:
+        """What measures how long the device takes for what is asked of it on the current stream."""
 
     def bytes(self) -> Bytes:
         """What this process takes on the device in all."""

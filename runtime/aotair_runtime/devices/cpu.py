@@ -9,6 +9,7 @@ from ..format.packed import NEEDED
 from . import forms, int4, onednn, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
+from .timers import HostTimer
 
 
 class LaunchList:
@@ -92,6 +93,9 @@ class CPU:
 
     def synchronize(self) -> None:
         """Calls return when their work is done."""
+
+    def timer(self) -> HostTimer:
+        return HostTimer()
 
     def bytes(self) -> Bytes:
         return Bytes(0, 0)

@@ -7,6 +7,7 @@ from .schema import Program
 MOST_PROGRAM_BYTES = 64 << 20
 # Files that are read whole: a tokenizer of 256,000 tokens has 35 MB.
 MOST_COMPANION_BYTES = 256 << 20
+MOST_DEBUG_BYTES = 64 << 20  # a few bytes for each instruction, and each line of a model once
 MOST_INT = 1 << 46  # of a size or an amount: more than any memory has bytes, and far from where products overflow
 MOST_ITEMS = 4096  # of a list that an op takes: tensors that are joined, sizes, pads
 MOST_LETTERS = 64  # of a text that an op takes: the names of modes are short

@@ -13,6 +13,7 @@ FORMAT = 5
 READS = (1, 2, 3, 4, 5)
 PART = 64 << 20  # bytes of a file that have a digest of their own
 SIGNATURE_FILE = "model.sig"  # of all other files, where somebody has signed them
+DEBUG_FILE = "debug.msgpack"  # where instructions come from: no program lists it, and no load reads it
 PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "program.msgpack",
     "weights.safetensors",

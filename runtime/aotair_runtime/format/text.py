@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from ..errors import one_line
+from ..errors import in_line
 from .prologue import as_program, follows_from
 from .schema import (
     Bucket,
@@ -30,7 +30,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    cells = [list(head), *([one_line(str(cell)) for cell in row] for row in rows)]
+    cells = [list(head), *([in_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
 
     def line(row: list[str]) -> str:
@@ -50,7 +50,7 @@ def summary(program: Program) -> str:
         lines += [f"travelling along: {', '.join(files)}"]
     for entry in program.entry_points:
         lines += ["", *_entry_lines(program, entry)]
-    return "\n".join(map(one_line, lines))
+    return "\n".join(map(in_line, lines))
 
 
 def weights_text(program: Program) -> str:
@@ -66,12 +66,12 @@ def weights_text(program: Program) -> str:
     for part in program.prologue.parts:
         own = as_program(program, part)
         lines += ["", *_bucket_lines(own, own.entry_points[0], part.bucket)]
-    return "\n".join(map(one_line, lines))
+    return "\n".join(map(in_line, lines))
 
 
 def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
     """The tensors and instructions of one bucket."""
-    return "\n".join(map(one_line, _bucket_lines(program, entry, bucket)))
+    return "\n".join(map(in_line, _bucket_lines(program, entry, bucket)))
 
 
 def _entry_lines(program: Program, entry: EntryPoint) -> Iterator[str]:

@@ -9,6 +9,7 @@ import torch
 from ..devices import forms
 from ..devices.allocators import ALLOCATORS, Allocator
 from ..errors import MalformedError, MemoryBudgetError
+from ..format.html import html_table
 from ..format.packed import NEEDED, only_packed, packed_constants
 from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
@@ -111,6 +112,12 @@ class Promise:
         return {**asdict(self), **totals}
 
     def __str__(self) -> str:
+        return table(_HEAD, self._cells())
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEAD, self._cells())
+
+    def _cells(self) -> list[list[object]]:
         rows = [[i.name, i.nbytes, i.reserved] for i in self.items if i.nbytes or i.name in _ALWAYS]
         rows.append(["in all", self.nbytes, self.reserved])
         if self.warm_up:
@@ -120,8 +127,7 @@ class Promise:
         if self.packing:
             rows.append(["for a while, to pack weights", self.packing, self.packing_reserved])
         rows.append(["on the host, to load other weights", self.reload, self.reload])
-        cells = [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
-        return table(["memory", "promised", "reserved at most"], cells)
+        return [[name, f"{promised:,}", f"{reserved:,}"] for name, promised, reserved in rows]
 
     def by_bucket(self, most: int | None = None) -> str:
         """A table of what each bucket needs, or only the `most` largest."""
@@ -142,6 +148,7 @@ class Promise:
 
 
 _SHOWN = 8  # buckets in a message
+_HEAD = ("memory", "promised", "reserved at most")
 _ALWAYS = ("weights", "state", "arena")
 
 

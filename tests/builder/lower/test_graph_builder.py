@@ -68,10 +68,12 @@ def test_a_size_is_a_number_and_adds_no_node():
 def test_calls_come_from_the_lines_and_run_on_the_stream_that_were_set():
     build, x = with_input()
     first = build.call(aten.neg.default, x)
-    build.stack_trace, build.stream = "a line", 2
+    build.origin, build.stream = {"stack_trace": "a line", "made_by": ("fuse",)}, 2
     second = build.append(aten.neg.default, (x,), {})
-    assert (first.meta["stack_trace"], first.meta["stream"]) == (None, 0)
+    third = build.append(aten.neg.default, (x,), {}, "as_it_was")
+    assert (first.meta.get("stack_trace"), first.meta["stream"]) == (None, 0)
     assert (second.meta["stack_trace"], second.meta["stream"]) == ("a line", 2)
+    assert (second.meta["made_by"], third.meta["made_by"]) == (("fuse", "specialise"), ("fuse",))
 
 
 def test_a_call_keeps_its_name_where_it_has_one():
