@@ -132,7 +132,8 @@ def to_tree(spec: _pytree.TreeSpec, leaves: Sequence[Tree]) -> Tree:
 def _tree(spec: _pytree.TreeSpec, leaves: Iterator[Tree]) -> Tree:
     if spec.is_leaf():
         return next(leaves)
-    children = tuple(_tree(child, leaves) for child in spec.children())
+    below = spec.children() if hasattr(spec, "children") else spec.children_specs  # a method since torch 2.10
+    children = tuple(_tree(child, leaves) for child in below)
     kind, context = spec.type, spec.context
     if kind is tuple or kind is list:
         items: _Items = ("tuple" if kind is tuple else "list", *children)

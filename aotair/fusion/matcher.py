@@ -190,4 +190,6 @@ def wanted(pattern: object) -> Iterator[Sequence[Target]]:
 def graft(match: Match, replacement: torch.fx.GraphModule, args: Sequence[Argument]) -> list[Node]:
     """Put `replacement`, called with `args`, into the graph at the first of the match's outputs; the new nodes."""
     given = cast(Sequence[Node], args)  # constants too, which torch's own type leaves out
-    return ReplacementPatternEntry.replace_with_graph(match, match.graph, replacement, given)
+    there = set(match.graph.nodes)
+    ReplacementPatternEntry.replace_with_graph(match, match.graph, replacement, given)
+    return [node for node in match.graph.nodes if node not in there]  # not every torch gives them back

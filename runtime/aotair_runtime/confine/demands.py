@@ -124,6 +124,16 @@ def _recurrent(gates: int, call: Call) -> bool:
     return fits and [call.layouts(n).shape for n in tensor_numbers(weights)] == wanted
 
 
+def _four_bits(call: Call) -> bool:
+    """Rows (rows, in), a weight of four bits (out, in / 2), and a scale and a summand for each group of it."""
+    x, weight, factors = (call.shape(name) for name in ("self", "mat2", "qScaleAndZeros"))
+    group = call.given.get("qGroupSize")
+    if x is None or weight is None or type(group) is not int or group < 1 or (len(x), len(weight)) != (2, 2):
+        return False
+    width = x[1]
+    return width == 2 * weight[1] and not width % group and factors == (width // group, weight[0], 2)
+
+
 _MOST_LAYERS = 1024
 CHECKS: Mapping[str, tuple[str, Callable[[Call], bool]]] = {
     "dense": ("results that lie without gaps, row by row or column by column", _dense),
@@ -135,6 +145,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[Call], bool]]] = {
     "rnn": ("states and weights as the layers have them", functools.partial(_recurrent, 1)),
     "filled": ("no empty tensor", _filled),
     "channels": ("a number for each channel", _channels),
+    "four_bits": ("rows, a weight of four bits and its factors, in sizes that fit", _four_bits),
     "axes": ("distinct dimensions of the input, counted from the first", _axes),
     "groups": ("the input's own sizes, and a number for each channel", _groups),
 }

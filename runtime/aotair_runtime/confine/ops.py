@@ -352,7 +352,7 @@ mm: - out; shape=product
 mv: - out
 _trilinear: - out
 vdot: - out
-_weight_int4pack_mm_for_cpu: -; plain
+_weight_int4pack_mm_for_cpu: -; plain four_bits
 
 # Convolutions
 conv2d: padding

@@ -1,7 +1,6 @@
 """Weights of linear layers as oneDNN's kernels read them: in blocks that depend on the processor."""
 
 import contextlib
-import ctypes
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 _ops = torch.ops.mkldnn
 _MKL_IS_SLOW_ON = ("AuthenticAMD", "HygonGenuine")  # vendors, as the system names them
 _PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments, but for where the result goes
-_NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr", "_get_mkldnn_serialized_md")
+_NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes")
 
 
 class OnednnWeight:
@@ -23,14 +22,10 @@ class OnednnWeight:
         self.nbytes: int = _ops._nbytes(self._packed)
 
     def fill(self, weight: torch.Tensor) -> None:
-        """Take the values of another weight of that shape, at the same addresses. Raises RuntimeError where oneDNN lays
-        it out otherwise."""
+        """Take the values of another weight of that shape, at the same addresses: oneDNN copies into the layout that is
+        there."""
         with _threads(self._threads):
-            made: torch.Tensor = _ops._reorder_linear_weight(weight)
-        one, other = (_ops._get_mkldnn_serialized_md(item) for item in (made, self._packed))
-        if not torch.equal(one, other):
-            raise RuntimeError(f"oneDNN packs a weight {list(weight.shape)} otherwise than at the load")
-        ctypes.memmove(_ops.data_ptr(self._packed), _ops.data_ptr(made), self.nbytes)
+            self._packed.copy_(_ops._reorder_linear_weight(weight))
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
