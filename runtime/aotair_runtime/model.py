@@ -103,29 +103,31 @@ def load(
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
     path, phases = Path(path), Phases()
-    with phases.phase("check"):
-        gate = gate_for(trust, verify_weights)
-        folder, program = opened(path, gate)
-        opened_device, pool = _open_device(device, pool, program)
-        check_requirements(program, opened_device, str(path))
-    settings = settle(
-        program.options,
-        clone_input=clone_input,
-        enable_output_clone=enable_output_clone,
-        disable_mempool_reuse_in_same_fx=disable_mempool_reuse_in_same_fx,
-        capture=capture,
-        kept_graphs=kept_graphs,
-        limits=limits,
-        memory_budget=memory_budget,
-        allow_namespaces=allow_namespaces,
-        allow_ops=allow_ops,
-        pack_weights=pack_weights,
-        verify_weights=verify_weights,
-        private=private,
-    )
-    with phases.phase("map"):
-        artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
-    return Model(artifact, opened_device, settings, pool, phases)
+    with contextlib.ExitStack() as held:
+        with phases.phase("check"):
+            gate = gate_for(trust, verify_weights)
+            folder, program = opened(path, gate)
+            held.enter_context(folder.closed_on_error())
+            opened_device, pool = _open_device(device, pool, program)
+            check_requirements(program, opened_device, str(path))
+        settings = settle(
+            program.options,
+            clone_input=clone_input,
+            enable_output_clone=enable_output_clone,
+            disable_mempool_reuse_in_same_fx=disable_mempool_reuse_in_same_fx,
+            capture=capture,
+            kept_graphs=kept_graphs,
+            limits=limits,
+            memory_budget=memory_budget,
+            allow_namespaces=allow_namespaces,
+            allow_ops=allow_ops,
+            pack_weights=pack_weights,
+            verify_weights=verify_weights,
+            private=private,
+        )
+        with phases.phase("map"):
+            artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
+        return Model(artifact, opened_device, settings, pool, phases)
 
 
 class Model:

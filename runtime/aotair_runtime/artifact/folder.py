@@ -117,10 +117,11 @@ class Folder:
         if name not in self._files:
             where = str(self.path / name)
             opened = Descriptor(self._descriptor(name, where))
-            with unreadable(where):
-                found = os.fstat(opened.number)
-            if not stat.S_ISREG(found.st_mode):
-                raise _irregular(where, "something else")
+            with _closed_on_error(opened):
+                with unreadable(where):
+                    found = os.fstat(opened.number)
+                if not stat.S_ISREG(found.st_mode):
+                    raise _irregular(where, "something else")
             self._files[name] = OpenFile(where, opened, State.of(found))
         return self._files[name]
 
@@ -172,10 +173,23 @@ class Folder:
         except OSError:
             return True
 
+    def closed_on_error(self) -> contextlib.AbstractContextManager[None]:
+        """Around what it was opened for: where that fails, it is closed, though the error may be kept."""
+        return _closed_on_error(self)
+
     def close(self) -> None:
         """Close it, and the files that were opened here, whoever has them."""
         for opened in (self._root, *(file.opened for file in self._files.values())):
             opened.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(item: Descriptor | Folder) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        item.close()
+        raise
 
 
 def read_into(view: memoryview, descriptor: int) -> int:

@@ -78,13 +78,16 @@ def opened(path: Path, gate: Gate | None = None) -> tuple[Folder, Program]:
     meanwhile, that is the old one or the new one, whole."""
     for _ in range(_TRIES_OF_TWO_STEPS):
         folder = _whole(path)
-        try:
-            return folder, _program(folder, gate)
-        except ArtifactError:  # a gate opens files one by one, and a build may remove them meanwhile
-            if gate is None or not folder.is_elsewhere():
-                raise
+        with folder.closed_on_error():
+            try:
+                return folder, _program(folder, gate)
+            except ArtifactError:  # a gate opens files one by one, and a build may remove them meanwhile
+                if gate is None or not folder.is_elsewhere():
+                    raise
+        folder.close()
     folder = _whole(path)
-    return folder, _program(folder, gate)
+    with folder.closed_on_error():
+        return folder, _program(folder, gate)
 
 
 def with_weights(
@@ -155,8 +158,9 @@ def _whole(path: Path) -> Folder:
     for _ in range(_TRIES):
         folder = _there(path)
         names = (PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, SIGNATURE_FILE)
-        if all(folder.has(name) for name in names) or not folder.is_elsewhere():
-            return folder
+        with folder.closed_on_error():
+            if all(folder.has(name) for name in names) or not folder.is_elsewhere():
+                return folder
         folder.close()
     return _there(path)
 
