@@ -11,7 +11,6 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -26,10 +25,10 @@ from aotair_runtime.devices.onednn import OnednnWeight
 from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
+from .five_shapes import SHAPES, artifact, recipe
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 LAYERS = ((384, 384), (384, 1536), (1536, 384), (576, 1536), (768, 768), (768, 3072), (2048, 2048))  # in, out
-SHAPES = ((1, 16), (2, 24), (1, 128), (5, 100), (8, 128))  # batch and length
 TOGETHER = 32 << 20  # bytes of weights that a block reads
 
 
@@ -125,14 +124,13 @@ def _int4_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], o
 def _encoder(kind: str, blocks: int, rebuild: bool, compiled: bool) -> tuple[float, float]:
     """The mean ratio of calls with packed weights to those without, and the least cosine of an embedding beside that of
     the float32 original."""
-    recipe = _recipe(kind)
-    path = _artifact(recipe, rebuild)
-    original, exact = load_model(job_of(parse_recipe(recipe))), load_model(job_of(read_recipe("recipes/minilm.yaml")))
+    path, made = artifact(kind, rebuild), recipe(kind)
+    original, exact = load_model(job_of(parse_recipe(made))), load_model(job_of(read_recipe("recipes/minilm.yaml")))
     peers: dict[str, Callable] = {"packed": aotair.load(path), "stored": aotair.load(path, pack_weights=False)}
     peers["eager"] = original
     if compiled:
         peers["torch.compile"] = torch.compile(original, dynamic=False, options={"freezing": True})
-    entry, lines, ratios, cosines = job_of(parse_recipe(recipe)).entries[0], [], [], []
+    entry, lines, ratios, cosines = job_of(parse_recipe(made)).entries[0], [], [], []
     for batch, seq in SHAPES:
         inputs = random_inputs(entry, {"batch": batch, "seq": seq}, 1)
         inputs["attention_mask"][:, 0] = 1  # no sentence is empty
@@ -143,25 +141,6 @@ def _encoder(kind: str, blocks: int, rebuild: bool, compiled: bool) -> tuple[flo
         lines.append([f"{batch}, {seq}", *(f"{one * 1e3:.2f}" for one in times.values()), f"{ratios[-1]:.2f}"])
     print(f"milliseconds of a call, in {kind}\n" + table(["batch, seq", *times, "packed / stored"], lines) + "\n")
     return statistics.geometric_mean(ratios), min(cosines)
-
-
-def _recipe(kind: str) -> dict[str, object]:
-    tolerance = {"verify": {"atol": 0.05, "rtol": 0.05}} if kind == "bfloat16" else {}
-    return {
-        **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
-        "name": f"minilm_{kind}",
-        "model": {"factory": "recipes.minilm:build", "dtype": kind},
-        "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
-        **tolerance,
-    }
-
-
-def _artifact(recipe: dict[str, object], rebuild: bool) -> Path:
-    out = BUILD / f"{recipe['name']}.aotair"
-    if rebuild or not out.exists():
-        print(f"building {out} …", flush=True)
-        aotair.build(recipe, out)
-    return out
 
 
 class _Deep(torch.nn.Module):

@@ -10,7 +10,6 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
@@ -22,8 +21,8 @@ from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
+from .five_shapes import SHAPES, artifact, recipe
 
-SHAPES = ((1, 16), (2, 24), (1, 128), (5, 100), (8, 128))  # batch and length
 CALLS = 10  # of a block
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Inputs = Mapping[str, torch.Tensor]
@@ -38,11 +37,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[*PEERS], choices=PEERS, help="peers to compare with")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    recipe = _recipe(given.dtype)
-    served, original, exact = aotair.load(_artifact(recipe, given.rebuild)), _model(given.dtype), _model("float32")
+    served = aotair.load(artifact(given.dtype, given.rebuild))
+    entry, original, exact = (
+        job_of(parse_recipe(recipe(given.dtype))).entries[0],
+        _model(given.dtype),
+        _model("float32"),
+    )
     lines, ratios, cosines = [], [], []
     for batch, seq in SHAPES:
-        inputs = random_inputs(job_of(parse_recipe(recipe)).entries[0], {"batch": batch, "seq": seq}, 1)
+        inputs = random_inputs(entry, {"batch": batch, "seq": seq}, 1)
         inputs["attention_mask"][:, 0] = 1  # no sentence is empty
         with torch.inference_mode():
             calls = {name: PEERS[name](original, inputs, given.dtype, given.threads) for name in given.only}
@@ -146,25 +149,6 @@ def _cosine(one: object, other: torch.Tensor) -> torch.Tensor:
 
 def _model(dtype: str) -> torch.nn.Module:
     return load_model(job_of(read_recipe("recipes/minilm.yaml"))).to(KINDS[dtype]).eval()
-
-
-def _recipe(dtype: str) -> dict[str, object]:
-    tolerance = {"verify": {"atol": 0.05, "rtol": 0.05}} if dtype == "bfloat16" else {}
-    return {
-        **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
-        "name": f"minilm_{dtype}",
-        "model": {"factory": "recipes.minilm:build", "dtype": dtype},
-        "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
-        **tolerance,
-    }
-
-
-def _artifact(recipe: dict[str, object], rebuild: bool) -> Path:
-    out = BUILD / f"{recipe['name']}.aotair"
-    if rebuild or not out.exists():
-        print(f"building {out} …", flush=True)
-        aotair.build(recipe, out)
-    return out
 
 
 if __name__ == "__main__":
