@@ -56,6 +56,8 @@ def profile(
     as_json: bool,
 ) -> None:
     """Say where the time of ARTIFACT goes: its load, its calls, and each instruction of a replay."""
+    if inputs is not None and bucket is not None:
+        raise click.UsageError("--bucket goes with the golden inputs: what is sent by --inputs chooses its bucket")
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
     with loaded(
         artifact, namespaces, ops, modules, device=device, capture="all" if bucket is None else "lazy"
@@ -75,13 +77,13 @@ def _golden(model: Model, entry: str | None, bucket: str | None) -> Iterator[tup
     """The golden inputs of every bucket, or of those that are asked for."""
     from aotair_runtime.artifact.open import read_golden
     from aotair_runtime.format.sizes import describe
-    from aotair_runtime.weights.golden import key
+    from aotair_runtime.weights.golden import key, take
 
     golden, count = read_golden(model.artifact), 0
     for spec in model.program.entry_points:
         for number, one in enumerate(spec.buckets):
             if entry in (None, spec.name) and bucket in (None, describe(spec, one.sizes)):
-                tensors = [golden[key(spec.name, number, "in", item.name)] for item in spec.inputs]
+                tensors = [take(golden, key(spec.name, number, "in", item.name)) for item in spec.inputs]
                 count += 1
                 yield (
                     spec.name,

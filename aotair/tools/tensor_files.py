@@ -34,7 +34,8 @@ _BROKEN = (
 def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
     """The tensors in a .safetensors or .npz file by name; raises AotairError. Nothing pickled is read."""
     if not path.is_file():
-        raise AotairError("there is no such file", where=str(path))
+        what = "this is no regular file" if path.exists() else "there is no such file"
+        raise AotairError(what, where=str(path))
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)

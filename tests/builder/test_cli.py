@@ -231,5 +231,6 @@ def test_profile_calls_with_given_tensors_and_refuses_what_is_not_there(linear_r
     safetensors.torch.save_file({"other": torch.zeros(3, 4)}, file)
     assert "the file lacks inputs" in aotair("profile", path, "--inputs", file, fails=True)
     assert "no such bucket" in aotair("profile", path, "--bucket", "n=5", fails=True)
+    assert "--bucket goes with" in aotair("profile", path, "--inputs", file, "--bucket", "n=4", fails=True)
     assert "no such entry point" in aotair("profile", path, "--inputs", file, "--entry", "decode", fails=True)
     assert "--calls" in aotair("profile", path, "--calls", 10**12, fails=True)

@@ -141,3 +141,10 @@ def test_what_is_printed_as_it_is_stays():
     assert str(AotairError("a\nb", got="c")) == "a\nb\n  got: c"
     assert shown("\x1b\ud800") == "\\x1b\\ud800"
     assert len(str(AotairError("x" * 100_000))) < 5000
+
+
+def test_golden_tensors_that_are_missing_are_an_error_of_every_command(path: Path):
+    rewrite(path, lambda p: replace(p, entry_points=tuple(replace(e, name="other") for e in p.entry_points)))
+    (path / "debug.msgpack").unlink(missing_ok=True)
+    for command in ("verify", "bench", "profile"):
+        assert "the golden tensor 'other.0.in.input' is missing" in output(command, path)

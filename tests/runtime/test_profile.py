@@ -461,3 +461,13 @@ def test_the_tables_add_up(built):
     text = profile.table(top=1)
     assert sum(line.endswith(" more") or " more " in line for line in text.splitlines()) >= 3
     assert read_debug_data(model.artifact if model.artifact.folder else open_artifact(built("encoder"))).made
+
+
+def test_what_cannot_be_written_is_an_error_that_names_the_place(node, tmp_path: Path):
+    with node.load("linear") as model, model.profile() as found:
+        model(torch.ones(1, 4, device=node.device))
+    for write in (found.trace, found.sent):
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            write(tmp_path / "nowhere" / "x.json")
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            write(tmp_path)

@@ -1,5 +1,6 @@
 """The CPU: memory is host memory, and a graph is the bound calls themselves."""
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,8 @@ from . import forms, int4, onednn, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 from .timers import HostTimer
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 class LaunchList:
@@ -110,4 +113,6 @@ class CPU:
         return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
     def trim(self) -> None:
-        """The C library's allocator gives back by itself."""
+        """GNU's allocator keeps large blocks that were freed: packed weights, and those that a reload set aside."""
+        if _trim is not None:
+            _trim(0)

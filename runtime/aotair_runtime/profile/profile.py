@@ -130,12 +130,21 @@ class Profile:
         return html_text(self.table())
 
     def trace(self, path: str | Path) -> None:
-        """Write a trace that https://ui.perfetto.dev and chrome://tracing open."""
-        with Path(path).open("w", encoding="utf-8") as file:
-            json.dump({"traceEvents": list(events(self, self._name)), "displayTimeUnit": "ms"}, file)
+        """Write a trace that https://ui.perfetto.dev and chrome://tracing open. Raises ArgumentError where it cannot be
+        written there."""
+        _write(path, json.dumps({"traceEvents": list(events(self, self._name)), "displayTimeUnit": "ms"}))
 
     def sent(self, path: str | Path, entry: str | None = None) -> None:
-        """Write the sizes of the calls as JSON lines, as `aotair buckets` reads them."""
+        """Write the sizes of the calls as JSON lines, as `aotair buckets` reads them. Raises ArgumentError where they
+        cannot be written there."""
         wanted = entry or next(iter(self._entries))
         lines = [json.dumps(self.sizes(call)) + "\n" for call in self._latest if call.entry == wanted]
-        Path(path).write_text("".join(lines), encoding="utf-8")
+        _write(path, "".join(lines))
+
+
+def _write(path: str | Path, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        what = f"the file cannot be written: {error.strerror}"
+        raise ArgumentError(what, got=str(path), expected="a path in a folder that is there") from error

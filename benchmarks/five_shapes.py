@@ -1,0 +1,30 @@
+"""The sentence encoder with a bucket for each of five shapes, in float32 or bfloat16: its recipe and its artifact."""
+
+from pathlib import Path
+
+import aotair
+from aotair.recipe.read import read_recipe
+
+from .common import BUILD
+
+SHAPES = ((1, 16), (2, 24), (1, 128), (5, 100), (8, 128))  # batch and length
+
+
+def recipe(dtype: str) -> dict[str, object]:
+    tolerance = {"verify": {"atol": 0.05, "rtol": 0.05}} if dtype == "bfloat16" else {}
+    return {
+        **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
+        "name": f"minilm_{dtype}",
+        "model": {"factory": "recipes.minilm:build", "dtype": dtype},
+        "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
+        **tolerance,
+    }
+
+
+def artifact(dtype: str, rebuild: bool) -> Path:
+    """Built once."""
+    out = BUILD / f"minilm_{dtype}.aotair"
+    if rebuild or not out.exists():
+        print(f"building {out} …", flush=True)
+        aotair.build(recipe(dtype), out)
+    return out
