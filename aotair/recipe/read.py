@@ -26,14 +26,16 @@ RESERVED = frozenset(
         "inputs",
         "load_adapter",
         "load_weights",
-        "unload_adapter",
         "memory",
+        "phases",
+        "profile",
         "program",
         "promise",
         "reset_state",
         "state",
         "stats",
         "synchronize",
+        "unload_adapter",
     }
 )
 
