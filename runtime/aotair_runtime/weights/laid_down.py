@@ -20,7 +20,7 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
     constants = _placed(artifact, device, pack_weights)
     states = device.copies([constants[state.constant] for state in artifact.program.state])
     packed = _packed(artifact, constants, device, pack_weights)
-    if artifact.is_mapped and device.is_host:
+    if packed and artifact.is_mapped and device.is_host:
         for number in only_packed(artifact.program, lambda number, op: (number, op) in packed):
             give_back(constants[number])
     return Resident(constants, states, packed)
