@@ -77,21 +77,15 @@ def _golden(model: Model, entry: str | None, bucket: str | None) -> Iterator[tup
     """The golden inputs of every bucket, or of those that are asked for."""
     from aotair_runtime.artifact.open import read_golden
     from aotair_runtime.format.sizes import describe
-    from aotair_runtime.weights.golden import key, take
+    from aotair_runtime.weights.golden import golden_inputs
 
     golden, count = read_golden(model.artifact), 0
     for spec in model.program.entry_points:
         for number, one in enumerate(spec.buckets):
             if entry in (None, spec.name) and bucket in (None, describe(spec, one.sizes)):
-                tensors = [take(golden, key(spec.name, number, "in", item.name)) for item in spec.inputs]
                 count += 1
-                yield (
-                    spec.name,
-                    [
-                        tensor.tolist() if item.host else tensor.to(model.device, copy=True)
-                        for item, tensor in zip(spec.inputs, tensors, strict=True)
-                    ],
-                )
+                tensors = golden_inputs(golden, spec, number, model.device)
+                yield spec.name, [t.tolist() if item.host else t for item, t in zip(spec.inputs, tensors, strict=True)]
     if not count:
         names = [f"{name}: {one}" for name, buckets in model.buckets.items() for one in buckets]
         raise AotairError("no such bucket", expected="; ".join(names), got=f"{entry or 'any'}: {bucket or 'any'}")

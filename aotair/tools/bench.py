@@ -14,7 +14,7 @@ from aotair_runtime.artifact.open import read_golden
 from aotair_runtime.call.host_time import without_replay
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.format.text import table
-from aotair_runtime.weights.golden import key, take
+from aotair_runtime.weights.golden import golden_inputs
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ def measure(model: Model, originals: Mapping[str, Callable[..., object]], second
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
             names = [spec.name for spec in entry.inputs]
-            given = [take(golden, key(entry.name, number, "in", name)) for name in names]
-            inputs: list[Any] = [
-                tensor.tolist() if spec.host else tensor.to(model.device, copy=True)
-                for spec, tensor in zip(entry.inputs, given)
-            ]
+            given = golden_inputs(golden, entry, number, model.device)
+            inputs: list[Any] = [tensor.tolist() if spec.host else tensor for spec, tensor in zip(entry.inputs, given)]
             calls = [functools.partial(model.entry_points[entry.name], *inputs)]
             if entry.name in originals:
                 calls.append(functools.partial(originals[entry.name], **dict(zip(names, inputs))))

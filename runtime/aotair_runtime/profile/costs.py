@@ -1,10 +1,10 @@
 """What does an instruction move and compute, as its shapes say? Bytes, and floating-point operations."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..format.schema import Arg, Bucket, Instruction, Layout, Program, TensorArg
+from ..format.packed import tensor_numbers
+from ..format.schema import Bucket, Instruction, Layout, Program
 from ..format.torch_names import dtype
 
 # Ops that read as much of their first tensor as they give results, and ops that write as much of it as they are given.
@@ -29,7 +29,7 @@ def cost(program: Program, bucket: Bucket, instruction: Instruction) -> Cost:
     if instruction.is_event:
         return Cost(0, 0)
     name = program.ops[instruction.op].name.split("::")[-1].split(".")[0]
-    given = list(_tensors((*instruction.args, *(value for _, value in instruction.kwargs))))
+    given = list(tensor_numbers((*instruction.args, *(value for _, value in instruction.kwargs))))
     results = [number for number in instruction.outs if number >= 0] or given[:1]
     layouts = {number: _layout(program, bucket, number) for number in (*given, *results)}
     sizes = {number: _numbers(layout) * _item(layout) for number, layout in layouts.items()}
@@ -66,14 +66,6 @@ def _flops(name: str, given: list[int], results: list[int], layouts: dict[int, L
 def _is_product(name: str) -> bool:
     plain = name.strip("_")
     return plain in _PRODUCTS or plain.endswith(("_matmul", "_mm")) or "pack_mm" in plain
-
-
-def _tensors(args: tuple[Arg, ...]) -> Iterator[int]:
-    for arg in args:
-        if isinstance(arg, TensorArg):
-            yield arg.index
-        elif isinstance(arg, tuple):
-            yield from _tensors(arg)
 
 
 def _layout(program: Program, bucket: Bucket, number: int) -> Layout:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..format.schema import Arg, Bucket, Form, Instruction, Program, Space, TensorArg
+from ..format.extents import reach
+from ..format.packed import tensor_numbers
+from ..format.schema import Bucket, Form, Instruction, Program, Space
 from ..format.torch_names import dtype
 from ..format.written import written_arguments, written_names
 
@@ -64,16 +66,8 @@ def _touched(program: Program, item: Instruction, ops: Sequence[torch._ops.OpOve
     written = [n for n in item.outs if n >= 0]
     into = [arg.index for arg in written_arguments(item, schema, written_names(schema))]
     overwrites = item.form == Form.EFFECT and program.ops[item.op].name.split("::")[-1].split(".")[0] in _OVERWRITE
-    read = list(_numbers((*item.args[overwrites:], *(value for _, value in item.kwargs))))
+    read = list(tensor_numbers((*item.args[overwrites:], *(value for _, value in item.kwargs))))
     return read, [*written, *into]
-
-
-def _numbers(args: tuple[Arg, ...]) -> Iterator[int]:
-    for arg in args:
-        if isinstance(arg, TensorArg):
-            yield arg.index
-        elif isinstance(arg, tuple):
-            yield from _numbers(arg)
 
 
 def _of(numbers: Sequence[int], ranges: dict[int, Range | None], cuts: Sequence[int]) -> Iterator[int]:
@@ -103,7 +97,4 @@ def _range(program: Program, bucket: Bucket, number: int) -> Range | None:
 def _nbytes(program: Program, bucket: Bucket, number: int) -> int:
     """From a tensor's first byte to the end of its last."""
     layout = program.layouts[bucket.tensors[number].layout]
-    if 0 in layout.shape:
-        return 0
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides))
-    return reach * dtype(layout.dtype).itemsize
+    return reach(layout.shape, layout.strides) * dtype(layout.dtype).itemsize

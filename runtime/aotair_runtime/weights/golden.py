@@ -65,12 +65,20 @@ def replay_golden(model: Loaded) -> Iterator[Comparison]:
             yield compare_bucket(replay_bucket(model, golden, entry, number), entry, number, model.program.tolerance)
 
 
+def golden_inputs(
+    golden: Mapping[str, torch.Tensor], entry: EntryPoint, number: int, device: torch.device
+) -> list[torch.Tensor]:
+    """Copies of the golden inputs of one bucket, in the order of the entry point's: those of the host there, the others
+    on `device`. Raises MalformedError where one is missing."""
+    given = [_take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
+    homes = ["cpu" if spec.host else device for spec in entry.inputs]
+    return [tensor.to(home, copy=True) for tensor, home in zip(given, homes)]
+
+
 def replay_bucket(model: Loaded, golden: Mapping[str, torch.Tensor], entry: EntryPoint, number: int) -> list[Pair]:
     """Replay the golden inputs of one bucket; what came and what is golden, on the host: outputs, mutated inputs,
     states, which keep what the call left in them."""
-    given = [take(golden, key(entry.name, number, "in", spec.name)) for spec in entry.inputs]
-    homes = ["cpu" if spec.host else model.device for spec in entry.inputs]
-    given = [tensor.to(home, copy=True) for tensor, home in zip(given, homes)]
+    given = golden_inputs(golden, entry, number, model.device)
     model.reset_state()
     mutated = {spec.name: tensor for tensor, spec in zip(given, entry.inputs) if spec.kind == "mutated"}
     lasting = [("after", mutated), ("state", model.state)]
@@ -81,7 +89,7 @@ def replay_bucket(model: Loaded, golden: Mapping[str, torch.Tensor], entry: Entr
             wanted.append((tensor, take_changed(golden, stored, tensor), stored))
     outputs = model.entry_points[entry.name].flat(given)
     names = [key(entry.name, number, "out", i) for i in range(len(outputs))]
-    pairs = [(out, take(golden, name), name) for out, name in zip(outputs, names)]
+    pairs = [(out, _take(golden, name), name) for out, name in zip(outputs, names)]
     return [Pair(got.cpu(), want, _slack(golden, name)) for got, want, name in (*pairs, *wanted)]
 
 
@@ -101,7 +109,7 @@ def take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Te
     """What `changes` stored, of a tensor that is `before` now."""
     if name in golden:
         return golden[name]
-    at, values = take(golden, f"{name}.at"), take(golden, f"{name}.is")
+    at, values = _take(golden, f"{name}.at"), _take(golden, f"{name}.is")
     fits = at.dtype == torch.int64 and at.dim() == 1 and values.shape == at.shape and values.dtype == before.dtype
     if not fits or (at.numel() and not 0 <= int(at.min()) <= int(at.max()) < before.numel()):
         raise MalformedError(f"the golden tensor {name!r} is changed at places that it does not have")
@@ -110,8 +118,7 @@ def take_changed(golden: Mapping[str, torch.Tensor], name: str, before: torch.Te
     return after
 
 
-def take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """A golden tensor by its name. Raises MalformedError where there is none."""
+def _take(golden: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in golden:
         raise MalformedError(f"the golden tensor {name!r} is missing")
     return golden[name]
