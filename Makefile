@@ -79,7 +79,7 @@ docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an erro
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(INSTALLED) ## the figures, beside the peers' (takes two hours)
+bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hours)
 	$(BIN)/python -m pip install --quiet -e '.[bench,others]'
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup

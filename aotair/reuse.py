@@ -1,5 +1,6 @@
 """Another artifact's program with the weights of a second checkpoint: does it fit, and which tensor goes where?"""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +35,8 @@ def built_like(path: Path, exported: Sequence[Exported], job: Job, origin: Origi
     good artifact at `path`.
     """
     folder, other = opened(path)
-    debug = read_debug_data(Artifact(path, other, (), folder))
-    folder.close()
+    with contextlib.closing(folder):
+        debug = read_debug_data(Artifact(path, other, (), folder))
     _check_origin(other.origin, origin, path)
     found = {c.name: c.tensor for graph in exported for c in (*graph.constants.values(), *graph.states.values())}
     states = {constant.name for graph in exported for constant in graph.states.values()}

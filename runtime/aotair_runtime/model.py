@@ -430,9 +430,9 @@ class Model:
 
 
 def _log_load(model: Model) -> None:
-    parts, name = model._parts, in_line(model.program.name)
     if not _log.isEnabledFor(logging.INFO):
         return
+    parts, name = model._parts, in_line(model.program.name)
     captures = sum(phase.name.startswith("capture ") for phase in parts.phases.done)
     whole = sum(phase.seconds for phase in parts.phases.done if not phase.name.startswith("warm up "))
     steps = ", ".join(f"{step} {parts.phases.seconds(step):.3f}" for step in ("check", "map", "place weights"))
