@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def active(self) -> int:
-        return len(self._active)
+        return self.limits.slots - len(self._free)
 
     @property
     def waiting(self) -> int:
@@ -139,15 +139,16 @@ class Engine:
         ids, mask = (torch.zeros(len(joined), longest, dtype=torch.int64) for _ in range(2))
         for row, request in enumerate(joined):
             ids[row, : len(request.prompt)], mask[row, : len(request.prompt)] = torch.tensor(request.prompt), 1
-        self._hand_out(joined, self._call("prefill", ids, mask, _column(joined, "slot")))
+        tokens = self._call("prefill", ids, mask, _column(joined, "slot"))
         self._observe("prefill", len(joined), time.perf_counter() - start)
+        self._hand_out(joined, tokens)
         self._active += [request for request in joined if request.slot >= 0]
 
     def _step(self) -> None:
         start, now = time.perf_counter(), self._active
-        logits = self._call("decode", _column(now, "token"), _column(now, "position"), _column(now, "slot"))
-        self._hand_out(now, logits)
+        tokens = self._call("decode", _column(now, "token"), _column(now, "position"), _column(now, "slot"))
         self._observe("decode", len(now), time.perf_counter() - start)
+        self._hand_out(now, tokens)
         self._active = [request for request in now if request.slot >= 0]
 
     def _call(self, entry: str, *inputs: torch.Tensor) -> list[int]:
@@ -155,14 +156,15 @@ class Engine:
         return outputs.argmax(-1).tolist()
 
     def _hand_out(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
+        """Deliver last, so that whoever has an answer finds it counted and its row of the cache free."""
         for request, token in zip(requests, tokens, strict=True):
             request.token, request.made = token, request.made + 1
             if not request.cancelled:
                 request.deliver(token)
             if request.cancelled or request.made == request.most:
-                request.deliver(None)
                 self._free.append(request.slot)
                 request.slot = -1
+                request.deliver(None)
 
 
 def _column(requests: Sequence[Request], name: str) -> torch.Tensor:

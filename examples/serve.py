@@ -116,14 +116,15 @@ def _refused(metrics: Metrics, status: int, why: str) -> Response:
 
 async def _answers(request: Request, tokens: asyncio.Queue, metrics: Metrics) -> AsyncIterator[int]:
     """The tokens as they come. Whoever stops listening cancels the request. Raises RuntimeError where it failed."""
-    result = "cancelled"
+    result, first = "cancelled", True
     try:
         while (token := await tokens.get()) is not None:
             if isinstance(token, Exception):
                 result = "failed"
                 raise RuntimeError(f"the engine has failed: {token}")
-            if request.made == 1:
+            if first:
                 metrics.first.observe(time.perf_counter() - request.arrived)
+                first = False
             yield token
         result = "done" if request.made == request.most else "cancelled"
     finally:
