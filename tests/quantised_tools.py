@@ -36,10 +36,11 @@ def stack(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 def written(model: torch.nn.Module, folder: Path, config: dict, headers: dict | None = None) -> Path:
-    """A checkpoint of a model as it stands."""
+    """A checkpoint of a model as it stands; of tied tensors it has the first."""
     folder.mkdir(parents=True, exist_ok=True)
+    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     safetensors.torch.save_file(
-        {name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name in first.values()},
         folder / "model.safetensors",
         metadata=headers,
     )

@@ -2,7 +2,7 @@
 where the checkpoint says how (`modules.json`, as sentence-transformers writes it)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import transformers
 from torch import nn
 
 from ..errors import ModelError, UnsupportedError
+from ..recipe.entry import EntryJob
+from ..target.target import Target
+from .prompts import shortened
 from .source import Source, load
 
 NAME = "feature-extraction"
@@ -30,8 +33,8 @@ def serves(source: Source) -> bool:
     return known and hasattr(source.config, "vocab_size") and not getattr(source.config, "is_encoder_decoder", False)
 
 
-def make(source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str) -> nn.Module:
-    model = load(source, transformers.AutoModel, dtype, where)
+def make(source: Source, dtype: torch.dtype, target: Target, options: Mapping[str, Any], where: str) -> nn.Module:
+    model = load(source, transformers.AutoModel, dtype, target, where)
     return Encoder(model, _modules(source, where)).eval()
 
 
@@ -49,6 +52,11 @@ def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
         },
         "buckets": {"batch": [1, 8], "seq": [size for size in (16, 64, 256) if size <= most] or [most]},
     }
+
+
+def prompted(ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
+    row = torch.tensor([shortened(ids, entry)])
+    return {"input_ids": row, "attention_mask": torch.ones_like(row)}
 
 
 class Encoder(nn.Module):

@@ -18,6 +18,8 @@ from aotair_runtime.artifact.listed import listed
 from aotair_runtime.errors import WeightsError
 
 from ..errors import ModelError
+from ..target.target import Target
+from .quantised import is_quantised, load_quantised
 
 try:
     import transformers
@@ -160,12 +162,14 @@ def _tokenizer_of(path: Path, version: tuple[int, ...]) -> Any:
         return transformers.AutoTokenizer.from_pretrained(**Source(path, None).place())
 
 
-def load(source: Source, kind: Any, dtype: torch.dtype, where: str) -> torch.nn.Module:
-    """The model of one of transformers' auto classes, with all its weights, in `dtype`. Raises ModelError where a
-    weight is missing, unknown or of another shape: what is missing would be random."""
-    _refuse_quantised(source, where)
+def load(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: str) -> torch.nn.Module:
+    """The model of one of transformers' auto classes, with all its weights, in `dtype`, or as they are quantised for
+    the kernels of `target`. Raises ModelError where a weight is missing, unknown or of another shape: what is missing
+    would be random."""
     if not source.is_gguf:
         _check_files(source, where)
+        if is_quantised(source.config):
+            return _quantised(source, kind, dtype, target, where)
     try:
         with quietly():
             model, report = kind.from_pretrained(
@@ -205,17 +209,25 @@ def _check_files(source: Source, where: str) -> None:
         ) from error
 
 
-def _refuse_quantised(source: Source, where: str) -> None:
-    said = getattr(source.config, "quantization_config", None)
-    if said and not source.is_gguf:
-        kind = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", said)
+def _quantised(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: str) -> torch.nn.Module:
+    try:
+        with quietly():
+            return load_quantised(source.path, source.config, kind, dtype, target).eval()
+    except (ModelError, WeightsError) as error:
         raise ModelError(
-            f"model.pretrained: the checkpoint's weights are quantised ({kind})",
+            f"model.pretrained: {error.what.removeprefix('model.weights: ')}",
+            where=error.where,
+            expected=error.expected,
+            got=error.got,
+            fix=error.fix,
+        ) from error
+    except Exception as error:
+        raise ModelError(
+            f"model.pretrained: transformers cannot make it: {_first_line(error)}",
             where=where,
-            expected="floating-point weights",
-            fix="make the model in a factory, unquantised, and name this directory as model.weights, which reads "
-            "quantised checkpoints",
-        )
+            expected=f"a configuration of {type(source.config).__name__}",
+            got=str(source.path),
+        ) from error
 
 
 def _refuse_unfit(report: Mapping[str, Any], kind: str, source: Source, where: str) -> None:

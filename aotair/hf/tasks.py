@@ -1,7 +1,7 @@
 """What a checkpoint can be built for: each task makes a model with methods, and describes their inputs as a recipe
 does. A task is one file, named here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,10 @@ import torch
 from aotair_runtime.format.torch_names import dtype as dtype_of
 
 from ..errors import ModelError, RecipeError
+from ..recipe.entry import EntryJob
+from ..target.target import Target
 from . import feature_extraction, text_generation
+from .prompts import takes, tokens_of
 from .source import Source, open_source, tokenizer, write_companions
 
 
@@ -24,12 +27,15 @@ class Task(Protocol):
         """Whether the checkpoint is one for this task."""
 
     def make(
-        self, source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str
+        self, source: Source, dtype: torch.dtype, target: Target, options: Mapping[str, Any], where: str
     ) -> torch.nn.Module:
-        """The model, in evaluation mode, for a kind of device. Raises ModelError."""
+        """The model, in evaluation mode, for a target. Raises ModelError."""
 
     def shown(self, source: Source) -> dict[str, object]:
         """The options that a first recipe shows, with their values."""
+
+    def prompted(self, ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
+        """A call of an entry point with these tokens, as many of them as it takes."""
 
     def parts(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
         """What a recipe says of the model's methods: `inputs` and `buckets`, or `entry_points` that have theirs."""
@@ -100,7 +106,7 @@ def task_defaults(task: Task) -> tuple[str, ...]:
 
 
 def make(
-    path: str, task: str, dtype: str | None, device: str, folder: Path, where: str, **kwargs: object
+    path: str, task: str, dtype: str | None, target: Target, folder: Path, where: str, **kwargs: object
 ) -> torch.nn.Module:
     """The model of a completed recipe, as a factory makes it: `dtype` None is the checkpoint's own."""
     source = open_source(folder / path, where)
@@ -108,7 +114,18 @@ def make(
     if source.is_gguf:
         tokenizer(source, where)  # it travels with the model: where it cannot be read, that is known before a build
     own = getattr(source.text_config, "dtype", None) or torch.float32
-    return chosen.make(source, dtype_of(dtype) if dtype else own, device, _options(chosen, kwargs, where), where)
+    return chosen.make(source, dtype_of(dtype) if dtype else own, target, _options(chosen, kwargs, where), where)
+
+
+def prompts(
+    path: str, task: str, texts: list[str] | None, folder: Path, where: str, entry: EntryJob
+) -> list[dict[str, torch.Tensor]]:
+    """Calls of an entry point with the tokens of texts, those of them that it takes; `texts` None are ours. Raises
+    ModelError where texts are given and the checkpoint has no tokenizer."""
+    source = open_source(folder / path, where)
+    chosen = task_of(source, task, where)
+    calls = [chosen.prompted(ids, entry) for ids in tokens_of(source, texts, where)]
+    return [call for call in calls if takes(entry, call)]
 
 
 def _options(task: Task, given: Mapping[str, object], where: str) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The task text-generation: a decoder as `prefill`, `decode`, `extend` and `verify` over rows of a cache."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,12 @@ import transformers
 from aotair_runtime.errors import AotairError
 
 from ..errors import ModelError, UnsupportedError
+from ..recipe.entry import EntryJob
+from ..target.target import Target
 from . import experts
 from .agree import refuse_disagreement
 from .language import Decoder, LanguageModel, PagedLanguageModel
+from .prompts import shortened
 from .source import Source, load
 
 NAME = "text-generation"
@@ -41,12 +44,12 @@ def serves(source: Source) -> bool:
     return type(source.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and any(n.endswith(_KINDS) for n in named)
 
 
-def make(source: Source, dtype: torch.dtype, device: str, options: Mapping[str, Any], where: str) -> Decoder:
+def make(source: Source, dtype: torch.dtype, target: Target, options: Mapping[str, Any], where: str) -> Decoder:
     sizes = _sizes(source, options, where)
-    model = load(source, transformers.AutoModelForCausalLM, dtype, where)
+    model = load(source, transformers.AutoModelForCausalLM, dtype, target, where)
     experts.serve(model)
     try:
-        made = _over_rows(model, sizes, bool(options["greedy"]), in_place=device == "cpu")
+        made = _over_rows(model, sizes, bool(options["greedy"]), in_place=target.kind == "cpu")
         refuse_disagreement(made, where)
     except AotairError:
         raise
@@ -99,6 +102,24 @@ def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
             "verify": {"method": "verify", **several},
         }
     }
+
+
+def prompted(ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
+    """One sequence in the first row or blocks: all of it in `prefill`; its last token, or as many last tokens as a call
+    has, in the others."""
+    part = {"decode": list(ids[-1:]), "prefill": shortened(ids, entry)}.get(entry.method)
+    if part is None:
+        part = list(ids[-len(shortened(ids, entry)) :])
+    row = torch.tensor([part])
+    call = {"input_ids": row[:, 0] if entry.method == "decode" else row}
+    if entry.method != "decode":
+        call["attention_mask"] = torch.ones_like(row)
+    if entry.method != "prefill":
+        call["positions"] = torch.tensor([len(ids) - len(part)])
+    if "slots" in entry.inputs:
+        return call | {"slots": torch.zeros(1, dtype=torch.int64)}
+    columns = entry.inputs["block_table"].shape[-1] if "block_table" in entry.inputs else 0
+    return call | {"block_table": torch.arange(int(columns))[None]}
 
 
 @dataclass(frozen=True)

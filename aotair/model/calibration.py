@@ -38,12 +38,15 @@ class Calibration:
 
 
 def calibration_of(job: Job) -> Calibration:
-    """Those of `quantize.calibration`, for the last entry point (of a language model, the step that is called most), or
-    random inputs of the smallest and of the largest bucket for each."""
+    """Those of `quantize.calibration`: for the last entry point (of a language model, the step that is called most), or
+    prompts for the first (which takes whole texts); or random inputs of the smallest and of the largest bucket for
+    each."""
     assert job.quantize is not None
     name, last = job.quantize.calibration, job.entries[-1]
     if name is None:
         return Calibration(tuple((one, tuple(_random(one))) for one in job.entries), "random inputs")
+    if name == "prompts":
+        return _prompted(job)
     found = _called(name, last, job) if ":" in name else _read(name, last)
     given = tuple(found)
     return Calibration(((last, given),), f"{len(given)} of {name}")
@@ -53,6 +56,19 @@ def _random(entry: EntryJob) -> Iterator[Inputs]:
     sizes = entry.bucket_sizes()
     for bucket in dict.fromkeys((sizes[0], max(sizes, key=math.prod))):
         yield random_inputs(entry, dict(zip(entry.dims(), bucket)), 0)
+
+
+def _prompted(job: Job) -> Calibration:
+    first = job.entries[0]
+    calls = tuple(first.prompts(first)) if first.prompts else ()
+    if not calls:
+        raise RecipeError(
+            "quantize.calibration: prompts: there are none that the first entry point takes",
+            where=job.where,
+            expected="model.pretrained with a tokenizer, and texts in verify.prompts that its buckets hold",
+            fix="name a file of inputs, or a function that gives them",
+        )
+    return Calibration(((first, calls),), f"{len(calls)} of verify.prompts")
 
 
 def _read(name: str, entry: EntryJob) -> Iterator[Inputs]:

@@ -43,8 +43,7 @@ def load_model(job: Job) -> torch.nn.Module:
     if job.model.checkpoint is not None:
         checkpoint = _opened(model, job.model.checkpoint, job.folder)
         replace_quantised(model, checkpoint, job.target)
-        _load_weights(model, checkpoint)
-        refuse_wrong_values(model, checkpoint)
+        load_values(model, checkpoint)
     model.eval().requires_grad_(False)
     for one in job.entries:
         _check_inputs(model, one)
@@ -114,8 +113,9 @@ def _opened(model: torch.nn.Module, part: WeightsPart, folder: Path) -> Checkpoi
         ) from error
 
 
-def _load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint over the model's tensors, one shard at a time, mapped."""
+def load_values(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint, under the model's names, over the model's tensors, one shard at a time, mapped. Raises
+    ModelError where names, shapes or dtypes do not fit, or the values of a quantised layer mean nothing."""
     _check_tensors(model, checkpoint)
     missing: set[str] | None = None
     unexpected: list[str] = []
@@ -137,6 +137,7 @@ def _load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
             expected=f"every parameter and buffer; missing: {listed(lacking)}",
             got=f"names the model does not have: {_with_files(unexpected, checkpoint)}",
         )
+    refuse_wrong_values(model, checkpoint)
 
 
 def _check_tensors(model: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -81,6 +81,14 @@ def poisoned(item: InputPart, real: torch.Tensor, shape: Sequence[int], poison: 
     return whole
 
 
+def real_inputs(job: EntryJob) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """What the recipe has of real inputs: its file of samples, and its prompts; where each is from, and its inputs."""
+    for number, inputs in enumerate(read_samples(job)):
+        yield f"verify.samples, {number}", inputs
+    for number, inputs in enumerate(job.prompts(job) if job.prompts else ()):
+        yield f"verify.prompts, {number}", inputs
+
+
 def read_samples(job: EntryJob, field: str = "verify.samples") -> Iterator[dict[str, torch.Tensor]]:
     """The inputs in its file of samples, one call after the other; raises RecipeError, about that `field`."""
     if job.samples is None:

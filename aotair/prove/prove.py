@@ -21,7 +21,7 @@ from aotair_runtime.weights.golden import changes, key
 
 from ..errors import ProofError
 from ..model.reference import Original
-from ..model.samples import Poison, poisoned, poisons, random_inputs, read_samples
+from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
 from ..recipe.job import Job
 from .apart import Apart, allowed, apart
 from .lived import Lived
@@ -148,12 +148,12 @@ class _Prover:
     def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
         """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
         bucket or the next larger one: its number, and the runs."""
-        for sample, inputs in enumerate(read_samples(self._job)):
+        for source, inputs in real_inputs(self._job):
             want = self._runner.reference(inputs)
-            self._compare(want, self._runner.replay(inputs), f"verify.samples, sample {sample}")
+            self._compare(want, self._runner.replay(inputs), source)
             sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
             if (number := self._larger(sizes)) is not None:
-                yield number, list(self._padded_sample(inputs, sizes, number, f"those of verify.samples, {sample}"))
+                yield number, list(self._padded_sample(inputs, sizes, number, f"those of {source}"))
 
     def _larger(self, sizes: tuple[int, ...]) -> int | None:
         """The smallest bucket in which a call of these sizes is padded, or None."""

@@ -2,9 +2,11 @@
 several."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from aotair_runtime.format.dotted_names import PLAIN
 from aotair_runtime.format.schema import Scalar, Tolerance
@@ -20,7 +22,8 @@ _FLOAT32 = (1e-5, 1e-4, 64 * 2.0**-23)
 @dataclass(frozen=True)
 class EntryJob:
     """`where` is what errors call it; `folder` what paths in it are relative to; `samples` its file of real inputs, or
-    None; `tolerance` is that of the proof, and `seed` that of random inputs."""
+    None; `prompts` gives calls with the tokens of texts; `tolerance` is that of the proof, and `seed` that of random
+    inputs."""
 
     entry: str
     method: str
@@ -35,6 +38,7 @@ class EntryJob:
     samples: str | None
     tolerance: Tolerance
     seed: int
+    prompts: "Callable[[EntryJob], list[dict[str, torch.Tensor]]] | None" = None
 
     def constant_values(self) -> dict[str, Scalar]:
         """The constants, each plain value under a dotted name of its own."""

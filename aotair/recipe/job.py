@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,12 +59,12 @@ class Job:
 def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: CompilerConfig | None = None) -> Job:
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
-    entries = entry_jobs(recipe)
+    entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
     target = Target(recipe.target.device, recipe.target.pack_weights, recipe.target.allowed)
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.
-    factory = _factory(recipe) if given is None else None
+    factory = _factory(recipe, target) if given is None else None
     return Job(
         name=recipe.name,
         where=recipe.where,
@@ -88,16 +89,23 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     )
 
 
-def _factory(recipe: Recipe) -> Callable[..., object]:
+def _factory(recipe: Recipe, target: Target) -> Callable[..., object]:
     """What makes the recipe's model, called with `model.kwargs`."""
     part = recipe.model
     if part.pretrained is None:
         assert part.factory is not None, "refused by check_recipe"
         return import_callable(part.factory, recipe.folder, recipe.where, "model.factory")
     make = import_callable("aotair.hf.tasks:make", recipe.folder, recipe.where, "model.pretrained")
-    return functools.partial(
-        make, part.pretrained, part.task, part.dtype, recipe.target.device, recipe.folder, recipe.where
-    )
+    return functools.partial(make, part.pretrained, part.task, part.dtype, target, recipe.folder, recipe.where)
+
+
+def _prompts(recipe: Recipe) -> Callable[[EntryJob], list[dict[str, torch.Tensor]]] | None:
+    """What gives an entry point's calls with the tokens of texts."""
+    part, texts = recipe.model, recipe.verify.prompts
+    if part.pretrained is None:
+        return None
+    prompts: Any = import_callable("aotair.hf.tasks:prompts", recipe.folder, recipe.where, "model.pretrained")
+    return functools.partial(prompts, part.pretrained, part.task, texts, recipe.folder, recipe.where)
 
 
 def _companions(recipe: Recipe) -> Callable[[Path], object] | None:

@@ -26,7 +26,8 @@ class QuantizePart(Part):
     calibration: str | None = Field(
         default=None,
         description=".safetensors file of real inputs, as verify.samples, or a function (module:function) that gives "
-        "dicts of them; scales of int8_static and reported errors follow from these; null: random inputs",
+        "dicts of them, or prompts: those of verify.prompts, for the first entry point; scales of int8_static and "
+        "reported errors follow from these; null: random inputs",
     )
 
     @model_validator(mode="after")

@@ -151,6 +151,13 @@ def check_recipe(recipe: Recipe, *, needs_factory: bool = True) -> None:
         what = "missing" if needs_factory else "given beside a model"
         fix = "add model.factory or model.pretrained to the recipe" if needs_factory else "leave one of them out"
         raise RecipeError(f"model.factory: {what}", where=recipe.where, fix=fix)
+    if recipe.verify.prompts and recipe.model.pretrained is None:
+        raise RecipeError(
+            "verify.prompts: only a checkpoint brings a tokenizer",
+            where=recipe.where,
+            expected="model.pretrained beside it",
+            fix="name a file of inputs in samples instead",
+        )
     _check_entries(recipe, recipe.where)
     for one in entry_jobs(recipe):
         _check_names(one)

@@ -324,6 +324,11 @@ class VerifyPart(Part):
     samples: str | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
     )
+    prompts: list[str] | None = Field(
+        default=None,
+        description="texts of which the tokenizer of model.pretrained makes inputs; null: two short ones, where it has "
+        "a tokenizer",
+    )
     level: Literal["full", "sampled"] = Field(
         default="full",
         description="sampled: each bucket called once, and the smallest and the largest of an entry point padded, with "

@@ -302,7 +302,7 @@ def test_a_sample_that_is_answered_otherwise_is_refused_by_its_number(tmp_path):
     other = model_of(lambda self, x: x + 0)
     inputs = {"x": ROWS | {"range": [0, 10]}}
     error = refused(mine, tmp_path / "a", inputs, other=other, **samples(tmp_path, 4, value=60.0))
-    assert "verify.samples, sample 0: the output" in error.what
+    assert "verify.samples, 0: the output" in error.what
 
 
 # ---- on the host -----------------------------------------------------------------------------------------------------
