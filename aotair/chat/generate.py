@@ -8,6 +8,9 @@ from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
 _SLOT = 0
+_TAKEN = tuple(
+    {"input_ids", "positions", *place} for place in (("slots",), ("block_table",), ("block_table", "lengths"))
+)
 
 
 class Generator:
@@ -27,16 +30,16 @@ class Generator:
         seq = [dim.name for dim in prefill.dims].index("seq")
         self._widest = max(bucket.sizes[seq] for bucket in prefill.buckets)
         inputs = {spec.name: spec for spec in decode.inputs}
-        if "positions" not in inputs or inputs["positions"].value_range is None or len(inputs) != 3:
+        if "positions" not in inputs or inputs["positions"].value_range is None or set(inputs) not in _TAKEN:
             raise AotairError(
                 "decode has other inputs than the task text-generation gives it",
                 where=model.program.name,
-                expected="input_ids, positions, and slots or block_table",
+                expected="input_ids, positions, and slots or block_table, and lengths on an NPU",
                 got=", ".join(inputs),
             )
         self.length = int(inputs["positions"].value_range[1])
-        place = decode.inputs[-1]
-        columns = place.shape[1] if place.name == "block_table" else None
+        columns = inputs["block_table"].shape[1] if "block_table" in inputs else None
+        self._says_lengths = "lengths" in inputs
         # The first row of the cache, or its first blocks.
         self._place = torch.tensor([_SLOT]) if not isinstance(columns, int) else torch.arange(columns)[None]
 
@@ -69,12 +72,13 @@ class Generator:
             place += 1
 
     def _next(self, token: int, place: int) -> torch.Tensor:
-        return self._call("decode", torch.tensor([token]), torch.tensor([place]), self._place)
+        inputs = torch.tensor([token]), torch.tensor([place]), self._place
+        return self._call("decode", *inputs, lengths=[place + 1] if self._says_lengths else None)
 
-    def _call(self, entry: str, *inputs: torch.Tensor) -> torch.Tensor:
+    def _call(self, entry: str, *inputs: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor:
         """The logits of the one sequence, (vocabulary,)."""
-        device = self._model.device
-        answer: torch.Tensor = self._model.entry_points[entry](*(tensor.to(device) for tensor in inputs))[0]
+        given = [tensor.to(self._model.device) for tensor in inputs] + ([] if lengths is None else [lengths])
+        answer: torch.Tensor = self._model.entry_points[entry](*given)[0]
         if answer.dim() == 0:  # greedy: the token itself, and no other may be drawn
             scores = torch.full((int(answer) + 1,), -torch.inf)
             scores[-1] = 0

@@ -17,16 +17,16 @@ _BEYOND = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
-def refuse_disagreement(made: Decoder, where: str) -> None:
+def refuse_disagreement(made: Decoder, where: str, host_lengths: bool = False) -> None:
     """Raises UnsupportedError where prompts of unlike lengths, and tokens after them, get other logits than the model
-    itself computes of the whole sequences."""
+    itself computes of the whole sequences. `host_lengths`: `decode` is given the lengths of the sequences."""
     lengths = _lengths(made)
     generator = torch.Generator().manual_seed(1)
     vocabulary = made.config.get_text_config().vocab_size
     whole = [torch.randint(vocabulary, (length,), generator=generator) for length in lengths]
     with torch.no_grad():
         want = [made.model(input_ids=row[None], use_cache=False).logits[0, -_DECODED - 1 :] for row in whole]
-        got = _through_the_cache(made, whole)
+        got = _through_the_cache(made, whole, host_lengths)
     largest = max(float(row.abs().max()) for row in want)
     error = max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True))
     if not error <= _TOLERANCE[want[0].dtype] * largest:
@@ -49,7 +49,7 @@ def _lengths(made: Decoder) -> tuple[int, ...]:
     return (longest, max(_DECODED + 1, longest // 2)) if made.blocks >= 2 * made.columns else (longest,)
 
 
-def _through_the_cache(made: Decoder, whole: list[torch.Tensor]) -> list[torch.Tensor]:
+def _through_the_cache(made: Decoder, whole: list[torch.Tensor], host_lengths: bool) -> list[torch.Tensor]:
     """The logits of the last tokens of each sequence, (tokens, vocabulary): the prompt's last, and one by one."""
     greedy, made.greedy = made.greedy, False
     table = made.places(len(whole)).view(len(whole), -1)
@@ -62,7 +62,8 @@ def _through_the_cache(made: Decoder, whole: list[torch.Tensor]) -> list[torch.T
         for step in range(_DECODED):
             tokens = torch.stack([row[step - _DECODED] for row in whole])
             places = torch.tensor([len(row) + step for row in prompts])
-            steps.append(made._decode(tokens, places, table))
+            lengths = (places + 1).tolist() if host_lengths else None
+            steps.append(made._decode(tokens, places, table, lengths))
     finally:
         made.greedy = greedy
         for buffer in made.rows():

@@ -136,21 +136,21 @@ class Rows(cache_utils.Cache):
             if buffers and states:
                 layers.append(_BothLayer(call, buffers, sliding, states))
             elif buffers:
-                layers.append(_AttentionLayer(call, buffers, sliding))
+                layers.append(AttentionLayer(call, buffers, sliding))
             else:
                 layers.append(_StateLayer(call, states) if states else cache_utils.DummyLayer())
         super().__init__(layers=layers)
 
-    def buffers(self, keys: torch.Tensor, values: torch.Tensor) -> Sequence[torch.Tensor] | None:
-        """The whole buffers of which a layer was given these keys and values; None where it made others of them."""
+    def layer(self, keys: torch.Tensor, values: torch.Tensor) -> "AttentionLayer | None":
+        """The layer that gave these keys and values; None where something else made them."""
         for layer in self.layers:
             if (
-                isinstance(layer, _AttentionLayer)
+                isinstance(layer, AttentionLayer)
                 and layer.given
                 and layer.given[0] is keys
                 and layer.given[1] is values
             ):
-                return layer.buffers
+                return layer
         return None
 
     def store(self) -> None:
@@ -160,7 +160,7 @@ class Rows(cache_utils.Cache):
                 layer.store()
 
 
-class _AttentionLayer(cache_utils.CacheLayerMixin):
+class AttentionLayer(cache_utils.CacheLayerMixin):
     """Keys and values, each ((slots + 1) * length, heads * width)."""
 
     def __init__(self, call: Call, buffers: Sequence[torch.Tensor], sliding: bool):
@@ -245,7 +245,7 @@ class _StateLayer(cache_utils.LinearAttentionCacheLayerMixin):
             buffer.index_copy_(0, slots, torch.where(real, new.to(buffer.dtype), buffer.index_select(0, slots)))
 
 
-class _BothLayer(_StateLayer, _AttentionLayer):
+class _BothLayer(_StateLayer, AttentionLayer):
     """A layer with attention and states beside each other."""
 
     def __init__(
@@ -255,6 +255,6 @@ class _BothLayer(_StateLayer, _AttentionLayer):
         sliding: bool,
         states: dict[tuple[str, int], torch.Tensor],
     ):
-        _AttentionLayer.__init__(self, call, buffers, sliding)
+        AttentionLayer.__init__(self, call, buffers, sliding)
         _StateLayer.__init__(self, call, states)
         self.is_sliding = sliding

@@ -2,13 +2,14 @@
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
-from .attention import attending
+from .attention import attending, attending_blocks
 from .caches import Call, Rows, cache_argument, keep
 from .masks import masks_by_sequence
 from .settle import settle
@@ -58,10 +59,10 @@ class Decoder(nn.Module):
         ids, starts, real = _to_the_right(ids, mask.sum(1))
         return self._answer(ids, Call(table, starts, real, self.blocks, self.block, fresh=True), 1)[:, -1]
 
-    def _decode(self, ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    def _decode(self, ids: Tensor, positions: Tensor, table: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         real = torch.ones_like(ids[:, None], dtype=torch.bool)
         call = Call(table, positions, real, self.blocks, self.block, fresh=False)
-        return self._answer(ids[:, None], call, 1)[:, -1]
+        return self._answer(ids[:, None], call, 1, lengths)[:, -1]
 
     def _extend(self, ids: Tensor, mask: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         self._refuse_recurrent()
@@ -82,7 +83,7 @@ class Decoder(nn.Module):
                 fix="remove extend and verify from entry_points",
             )
 
-    def _answer(self, ids: Tensor, call: Call, last: int) -> Tensor:
+    def _answer(self, ids: Tensor, call: Call, last: int, lengths: Sequence[int] | None = None) -> Tensor:
         """Logits of the `last` columns, of all where that is 0."""
         rows = Rows(self, self._kept, call)
         reads = call.fresh or self._kept.attention  # recurrent layers are told of nothing but padding
@@ -94,11 +95,18 @@ class Decoder(nn.Module):
             "logits_to_keep": last,
             self._cache: rows,
         }
-        with masks_by_sequence(), attending(rows, call) if self._in_place else contextlib.nullcontext():
+        with masks_by_sequence(), self._attending(rows, call, lengths):
             answer = self.model(**{name: value for name, value in given.items() if name in self._takes})
         rows.store()
         logits: Tensor = answer.logits[:, -last:]
         return logits.argmax(-1) if self.greedy else logits
+
+    def _attending(
+        self, rows: Rows, call: Call, lengths: Sequence[int] | None
+    ) -> contextlib.AbstractContextManager[None]:
+        if lengths is not None:
+            return attending_blocks(rows, call, lengths)
+        return attending(rows, call) if self._in_place else contextlib.nullcontext()
 
 
 class LanguageModel(Decoder):
@@ -152,10 +160,13 @@ class PagedLanguageModel(Decoder):
         columns). Gives the logits of each prompt's last token."""
         return self._prefill(input_ids, attention_mask, block_table)
 
-    def decode(self, input_ids: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
-        """One token each: ids and positions (batch,), and the blocks of each sequence (batch, columns). Gives what
-        `prefill` gives."""
-        return self._decode(input_ids, positions, block_table)
+    def decode(
+        self, input_ids: Tensor, positions: Tensor, block_table: Tensor, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """One token each: ids and positions (batch,), and the blocks of each sequence (batch, columns). Where `lengths`
+        says on the host how many tokens each sequence has, this one included, an NPU reads the blocks where they lie.
+        Gives what `prefill` gives."""
+        return self._decode(input_ids, positions, block_table, lengths)
 
     def extend(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor, block_table: Tensor) -> Tensor:
         """The next tokens of sequences that the cache holds: ids and mask (batch, seq), ones before zeros, the position

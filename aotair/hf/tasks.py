@@ -37,7 +37,7 @@ class Task(Protocol):
     def prompted(self, ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
         """A call of an entry point with these tokens, as many of them as it takes."""
 
-    def parts(self, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+    def parts(self, source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
         """What a recipe says of the model's methods: `inputs` and `buckets`, or `entry_points` that have theirs."""
 
 
@@ -68,7 +68,9 @@ def complete(written: dict[str, Any], folder: Path, where: str) -> dict[str, Any
     model = written["model"]
     source = open_source(folder / model["pretrained"], where)
     task = task_of(source, model.get("task"), where)
-    parts = task.parts(source, _options(task, model.get("kwargs") or {}, where))
+    device = (written.get("target") or {}).get("device") or "cpu"
+    options = _options(task, model.get("kwargs") or {}, where)
+    parts = task.parts(source, options, device, _dtype(source, model.get("dtype")))
     asked = written.get("entry_points") or {}
     if "entry_points" in parts:
         offered = parts.pop("entry_points")
@@ -92,7 +94,7 @@ def bring(path: str, folder: Path, into: Path) -> None:
 
 def described(task: Task, source: Source, where: str) -> dict[str, Any]:
     """What a first recipe shows of a task, to be changed: its options with their values, and the buckets."""
-    parts = task.parts(source, _options(task, {}, where))
+    parts = task.parts(source, _options(task, {}, where), "cpu", _dtype(source, None))
     options = {"kwargs": task.shown(source)} if task.OPTIONS else {}
     if "entry_points" not in parts:
         return {"model": options, "buckets": parts["buckets"]}
@@ -113,8 +115,13 @@ def make(
     chosen = task_of(source, task, where)
     if source.is_gguf:
         tokenizer(source, where)  # it travels with the model: where it cannot be read, that is known before a build
-    own = getattr(source.text_config, "dtype", None) or torch.float32
-    return chosen.make(source, dtype_of(dtype) if dtype else own, target, _options(chosen, kwargs, where), where)
+    return chosen.make(source, _dtype(source, dtype), target, _options(chosen, kwargs, where), where)
+
+
+def _dtype(source: Source, asked: str | None) -> torch.dtype:
+    """What the recipe asks for, or the checkpoint's own."""
+    own: torch.dtype | None = getattr(source.text_config, "dtype", None)
+    return dtype_of(asked) if asked else own or torch.float32
 
 
 def prompts(

@@ -32,6 +32,7 @@ OPTIONS: Mapping[str, object] = {
 }
 DEFAULTS = ("prefill", "decode")
 _LENGTH = 1024
+_NPU_DTYPES = (torch.float16, torch.bfloat16)
 _KINDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -50,7 +51,7 @@ def make(source: Source, dtype: torch.dtype, target: Target, options: Mapping[st
     experts.serve(model)
     try:
         made = _over_rows(model, sizes, bool(options["greedy"]), in_place=target.kind == "cpu")
-        refuse_disagreement(made, where)
+        refuse_disagreement(made, where, sizes.host_lengths(target.kind, dtype))
     except AotairError:
         raise
     except Exception as error:  # of transformers' own code, which was not written for this cache
@@ -74,8 +75,10 @@ def shown(source: Source) -> dict[str, object]:
     return {"cache": "static", "slots": sizes.slots, "length": sizes.length}
 
 
-def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+def parts(source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
     sizes = _sizes(source, options, "recipe")
+    of_each = {"shape": ["batch"], "dtype": "int64", "range": [1, sizes.length + 1], "host": True, "pad": 1}
+    on_host = {"lengths": of_each} if sizes.host_lengths(device, dtype) else {}
     ids = {"dtype": "int64", "range": [0, source.text_config.vocab_size], "pad": "any"}
     prompt = {
         "input_ids": {"shape": ["batch", "seq"], **ids},
@@ -95,7 +98,7 @@ def parts(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
             },
             "decode": {
                 "method": "decode",
-                "inputs": {"input_ids": {"shape": ["batch"], **ids}, **at},
+                "inputs": {"input_ids": {"shape": ["batch"], **ids}, **at, **on_host},
                 "buckets": {"batch": batches},
             },
             "extend": {"method": "extend", **several},
@@ -118,6 +121,8 @@ def prompted(ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
         call["positions"] = torch.tensor([len(ids) - len(part)])
     if "slots" in entry.inputs:
         return call | {"slots": torch.zeros(1, dtype=torch.int64)}
+    if "lengths" in entry.inputs:
+        call["lengths"] = call["positions"] + 1
     columns = entry.inputs["block_table"].shape[-1] if "block_table" in entry.inputs else 0
     return call | {"block_table": torch.arange(int(columns))[None]}
 
@@ -131,6 +136,11 @@ class _Sizes:
     length: int
     block: int
     blocks: int
+
+    def host_lengths(self, device: str, dtype: torch.dtype) -> bool:
+        """Whether `decode` takes the lengths of the sequences on the host: where the NPU's attention over blocks reads
+        the cache, in the dtypes and blocks that it has."""
+        return self.paged and device == "npu" and dtype in _NPU_DTYPES and self.block % 16 == 0 and self.block <= 512
 
     def rows(self) -> dict[str, Any]:
         """The input that says where sequences lie. Rows are apart; blocks may be fewer than all sequences could have,

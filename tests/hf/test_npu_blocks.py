@@ -1,0 +1,81 @@
+"""Decoding for NPUs over a paged cache: attention reads the blocks where they lie, by lengths that the host knows."""
+
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+import transformers as tf
+
+import aotair
+from aotair.chat.generate import Generator
+from aotair.chat.sampling import Sampler, Sampling
+from aotair.recipe.read import completed, parse_recipe
+
+PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
+ATTENTION = "npu::npu_fused_infer_attention_score"
+
+
+def recipe(folder: Path, dtype: str = "float16", device: str = "npu", **kwargs: Any) -> dict[str, Any]:
+    options = {"cache": "paged", "slots": 4, "length": 64, "block": 16, **kwargs}
+    return {
+        "name": "blocks",
+        "model": {"pretrained": str(folder), "task": "text-generation", "dtype": dtype, "kwargs": options},
+        "entry_points": {
+            "prefill": {"buckets": {"batch": [1, 2], "seq": [16]}},
+            "decode": {"buckets": {"batch": [1, 2]}},
+        },
+        "target": {"device": device},
+    }
+
+
+def written(folder: Path, config: tf.PretrainedConfig) -> torch.nn.Module:
+    model = checkpoints.seeded(config).to(torch.float16)
+    checkpoints.write_checkpoint(folder, model)
+    return model
+
+
+def sliding() -> tf.PretrainedConfig:
+    return tf.MistralConfig(**checkpoints.llama().to_diff_dict() | {"sliding_window": 12, "model_type": "mistral"})
+
+
+def over_blocks(served: aotair.Model, count: int) -> list[list[int]]:
+    """The likeliest tokens after each prompt, whose blocks lie apart; padded where `served` has no bucket for two."""
+    table = torch.tensor([[3, 1, 16, 16], [0, 2, 16, 16]]).to(served.device)
+    ids, mask = (torch.zeros(2, 9, dtype=torch.int64) for _ in range(2))
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
+    tokens = served.prefill(ids.to(served.device), mask.to(served.device), table).argmax(-1)
+    lengths, found = [len(prompt) for prompt in PROMPTS], [tokens]
+    for _ in range(count - 1):
+        positions = torch.tensor(lengths).to(served.device)
+        lengths = [length + 1 for length in lengths]
+        tokens = served.decode(tokens, positions, table, lengths).argmax(-1)
+        found.append(tokens)
+    return torch.stack(found, 1).tolist()
+
+
+@pytest.mark.parametrize("config", [checkpoints.llama, sliding])
+def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
+    model = written(tmp_path / "w", config())
+    path = aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair")
+    with aotair.load(path, device="cpu", enable_output_clone=True) as served:
+        assert [spec.name for spec in served.decode.spec.inputs][-1] == "lengths"
+        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
+        for bucket in served.decode.spec.buckets:
+            ops = [served.program.ops[served.program.instructions[number].op].name for number in bucket.code]
+            assert sum(op.startswith(ATTENTION) for op in ops) == model.config.num_hidden_layers
+        generator = Generator(served)
+        alone = list(generator.tokens(PROMPTS[1], Sampler(Sampling()), frozenset(), 8))
+        assert alone == checkpoints.generated(model, PROMPTS[1], 8)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dtype": "float32"}, {"block": 8}, {"cache": "static"}, {"device": "cpu"}],
+    ids=["in float32", "of 8 tokens", "not paged", "on the CPU"],
+)
+def test_what_the_kernel_does_not_take_needs_no_lengths(changed: dict[str, Any], checkpoint: Path):
+    found = completed(parse_recipe(recipe(checkpoint, **changed)))
+    assert "lengths" not in found.entry_points["decode"].inputs
