@@ -26,8 +26,8 @@ ORDER = {
         "tools", "hf", "chat", "buckets", "report", "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
-        "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture", "call",
-        "weights", "report", "profile", "model", "metrics", "fitness", "__init__",
+        "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture",
+        "call", "weights", "report", "profile", "snapshot", "model", "metrics", "fitness", "__init__",
     ],
 }  # fmt: skip
 

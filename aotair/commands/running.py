@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 import aotair_runtime
 from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
+from aotair_runtime.model import Model
 
 from .echo import echo
 from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
@@ -46,7 +48,12 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
 
 @click.command()
 @ARTIFACT
-@click.argument("inputs", type=click.Path(path_type=Path))
+@click.argument("inputs", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path),
+    help="Make the call in this file, as Model.snapshot writes it, instead of one with INPUTS.",
+)
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Write the outputs to this .safetensors or .npz file."
 )
@@ -57,7 +64,8 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
 @IMPORT
 def run(
     artifact: Path,
-    inputs: Path,
+    inputs: Path | None,
+    snapshot: Path | None,
     out: Path | None,
     entry: str | None,
     device: str | None,
@@ -65,22 +73,48 @@ def run(
     ops: tuple[str, ...],
     modules: tuple[str, ...],
 ) -> None:
-    """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file."""
-    from ..tools.tensor_files import describe_tensor, read_tensor_file, write_tensors
+    """Call ARTIFACT with the tensors in INPUTS, a .safetensors or .npz file, or with those of a snapshot."""
+    from ..tools.tensor_files import describe_tensor, write_tensors
 
-    given = read_tensor_file(inputs)
+    if (inputs is None) == (snapshot is None):
+        raise click.UsageError("give the inputs of the call: a file INPUTS, or --snapshot FILE")
+    if snapshot is not None and entry is not None:
+        raise click.UsageError("--entry goes with INPUTS: a snapshot says which entry point it calls")
     options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
     with loaded(artifact, namespaces, ops, modules, **options) as model:
-        hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
-        given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
-        name = entry or next(iter(model.entry_points))
-        if name not in model.entry_points:
-            raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
-        outputs = {key: tensor.cpu() for key, tensor in model.entry_points[name].named_outputs(given).items()}
+        found = _replayed(model, snapshot) if snapshot is not None else _called(model, inputs or Path(), entry)
+        outputs = {key: tensor.cpu() for key, tensor in found.items()}
     for key, tensor in outputs.items():
         echo(f"{key}: {describe_tensor(tensor)}")
     if out is not None:
         write_tensors(out, outputs)
+
+
+def _called(model: Model, inputs: Path, entry: str | None) -> dict[str, Any]:
+    """What a call with the tensors in a file gives."""
+    from ..tools.tensor_files import read_tensor_file
+
+    given = read_tensor_file(inputs)
+    hosts = {spec.name for entry in model.program.entry_points for spec in entry.inputs if spec.host}
+    given = {key: tensor if key in hosts else tensor.to(model.device) for key, tensor in given.items()}
+    name = entry or next(iter(model.entry_points))
+    if name not in model.entry_points:
+        raise AotairError("no such entry point", expected=", ".join(model.entry_points), got=name)
+    return model.entry_points[name].named_outputs(given)
+
+
+def _replayed(model: Model, path: Path) -> dict[str, Any]:
+    """What the call in a snapshot gives here."""
+    from aotair_runtime.snapshot.file import read_snapshot
+    from aotair_runtime.snapshot.replay import notes, replay
+
+    snapshot = read_snapshot(path)
+    outputs = replay(model, snapshot, str(path))
+    for note in notes(model.artifact, snapshot):
+        echo(f"note: {note}", err=True)
+    if snapshot.error:
+        echo(f"there, on {snapshot.device} with torch {snapshot.torch_version}, it failed: {snapshot.error}", err=True)
+    return outputs
 
 
 @click.command()

@@ -32,6 +32,7 @@ RESERVED = frozenset(
         "program",
         "promise",
         "reset_state",
+        "snapshot",
         "state",
         "stats",
         "synchronize",

@@ -10,6 +10,6 @@ from .fitness.check import check
 from .fitness.verdict import Verdict
 from .model import Model, load
 from .trust.policy import TrustPolicy
+from .version import __version__ as __version__
 
 __all__ = ["AotairError", "Limits", "Model", "Pool", "TrustPolicy", "Verdict", "check", "graph_pool", "load"]
-__version__ = "0.1.0"

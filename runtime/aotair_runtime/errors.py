@@ -130,6 +130,10 @@ class WeightsError(AotairError):
     """A checkpoint cannot be read, or its weights are not what the model takes; the model is what it was."""
 
 
+class SnapshotError(AotairError):
+    """A snapshot of a call cannot be written or read, or is of another model."""
+
+
 class ClosedError(AotairError, RuntimeError):
     """The model was closed."""
 

@@ -39,6 +39,7 @@ from .weights.swap import Weights, read_weights, swap
 
 if TYPE_CHECKING:
     from .profile.profile import Profile
+    from .snapshot.take import Camera
 
 _log = logging.getLogger("aotair.runtime")
 _MOST_NAME = 80  # of a device, in errors: an artifact may ask for one that nobody has
@@ -62,6 +63,7 @@ def load(
     verify_weights: str | bool = "full",
     private: bool = False,
     trust: TrustPolicy | None = None,
+    snapshot_on_error: str | Path | None = None,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -97,6 +99,9 @@ def load(
     what was signed; with `verify_weights="signed-only"` the program and the weights alone, and what is read later when
     it is read. "sampled" and "length" are refused then.
     `private`: copy the weights instead of mapping them, so that nothing that becomes of the file reaches the model.
+    `snapshot_on_error`: a folder that gets a snapshot of each call that fails on the device, at most eight, as
+    `Model.snapshot` writes them; the log says where. For that each call first copies its inputs and all states to the
+    host, which takes time, and host memory that the promise does not count.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
@@ -124,6 +129,7 @@ def load(
             pack_weights=pack_weights,
             verify_weights=verify_weights,
             private=private,
+            snapshot_on_error=snapshot_on_error,
         )
         with phases.phase("map"):
             artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
@@ -150,6 +156,7 @@ class Model:
             self._parts = _checked(artifact, device, settings, pool, wanted, phases)
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
+        self._camera = _camera(artifact, device, settings.snapshot_on_error)
         self._given_pool = pool  # kept alive, for whoever loads with the same handle
         own = pool is None or settings.apart
         self.entry_points: dict[str, Entry] = {}
@@ -177,10 +184,18 @@ class Model:
         for spec in program.entry_points:
             with self._parts.phases.phase("allocate the arena"):
                 pools = self._pools_for(spec, pool)
-            entry = Entry(spec, self._parts, self._resident, pools, self._life)
+            entry = self._entry(spec, pools)
             self.entry_points[spec.name] = entry
             self._graphs.append(entry.graphs)
         self._only = next(iter(self.entry_points.values())) if len(self.entry_points) == 1 else None
+
+    def _entry(self, spec: EntryPoint, pools: Sequence[Pool]) -> Entry:
+        parts, resident, life = self._parts, self._resident, self._life
+        if self._camera is None:
+            return Entry(spec, parts, resident, pools, life)
+        from .snapshot.take import WatchedEntry
+
+        return WatchedEntry(spec, parts, resident, pools, life, self._camera)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self._only or self._main)(*args, **kwargs)
@@ -340,6 +355,8 @@ class Model:
         began = time.perf_counter()
         swap(self, weights, self._resident)
         self._reloads += 1
+        if self._camera is not None:
+            self._camera.reloads = self._reloads
         _log.info("%s has other weights, after %.3f s", in_line(self.program.name), time.perf_counter() - began)
 
     def __reduce__(self) -> str:
@@ -393,6 +410,29 @@ class Model:
         from .profile.profile import Profile  # a node that measures nothing does not wait for it
 
         return Profile(self.artifact, self.entry_points, self._parts.phases, rounds=rounds, seconds=seconds)
+
+    def snapshot(self, path: str | Path, /, *args: object, entry: str | None = None, **kwargs: object) -> None:
+        """Write the call that these arguments would make to a file: inputs, states as they are now, the entry point
+        (`entry`, where there are several), the artifact's digest, versions and the device. Nothing is called, and
+        nothing of the model changes.
+
+        The file holds tensors as safetensors and no code; `aotair run ARTIFACT --snapshot FILE` makes the call
+        elsewhere, and `aotair debug ARTIFACT --snapshot FILE` looks for where its numbers go wrong. Weights are not in
+        it. Raises SnapshotError where the file cannot be written, and a subclass of CallError where the arguments do
+        not fit.
+        """
+        self._refuse_closed()
+        if entry is not None and entry not in self.entry_points:
+            raise ArgumentError("no such entry point", expected=", ".join(self.entry_points), got=repr(entry)[:80])
+        from .snapshot.file import write_snapshot
+        from .snapshot.take import Camera, copies
+
+        called = (self._only or self._main) if entry is None else self.entry_points[entry]
+        camera = Camera(self.artifact, self.device, reloads=self._reloads)
+        with self._alone():
+            inputs = copies(called, called.checked(args, kwargs))
+            states = camera.states(self._resident)
+        write_snapshot(path, camera.snapshot(called, inputs, states))
 
     def close(self) -> None:
         """Give back the memory; calls raise ClosedError from now on. Outputs still held keep theirs alive, and a pool
@@ -511,6 +551,15 @@ def _check_names(program: Program, capture: str | Sequence[str]) -> None:
 def _arena_of(program: Program, bucket: Bucket) -> int:
     """The bytes that a bucket's own plan needs, up to the alignment."""
     return -(-bucket.height // program.alignment) * program.alignment
+
+
+def _camera(artifact: Artifact, device: Device, folder: Path | None) -> "Camera | None":
+    """What takes snapshots of calls that fail, where somebody asks for them."""
+    if folder is None:
+        return None
+    from .snapshot.take import Camera
+
+    return Camera(artifact, device.torch_device, folder)
 
 
 class _Life:

@@ -1,7 +1,9 @@
 """What a caller may set when loading an artifact."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .artifact.digests import Verify
 from .confine.op_table import Allowed
@@ -36,6 +38,7 @@ class Settings:
     pack_weights: bool = True
     verify: Verify = "full"
     private: bool = False
+    snapshot_on_error: Path | None = None
 
     @property
     def apart(self) -> bool:
@@ -58,6 +61,7 @@ def settle(
     pack_weights: bool | None = None,
     verify_weights: str | bool = "full",
     private: bool = False,
+    snapshot_on_error: str | Path | None = None,
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     flags = {
@@ -88,6 +92,7 @@ def settle(
         _choose(pack_weights, True),
         _verify(verify_weights),
         private,
+        _folder(snapshot_on_error),
     )
 
 
@@ -97,6 +102,14 @@ def _verify(value: object) -> Verify:
     if given is None:
         raise _wrong("verify_weights", "'full' (True), 'sampled', 'length' (False) or 'signed-only'", value)
     return given
+
+
+def _folder(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)) or not os.path.isdir(value):
+        raise _wrong("snapshot_on_error", "a folder that is there", value)
+    return Path(value)
 
 
 def _choose(given: bool | None, otherwise: bool) -> bool:

@@ -22,7 +22,8 @@ from ..format.torch_names import dtype
 from ..memory.budget import raise_out_of_memory
 from ..memory.overlap import destroyed, is_plain, with_copies
 from ..memory.promise import Promise
-from .call_plan import CallPlan, Planner
+from .buckets import choose, read_sizes
+from .call_plan import CallPlan, Planner, shape_of
 from .plan_cache import LastCall, PlanCache, apart
 from .signature import Signature, Tensors
 
@@ -83,6 +84,15 @@ class Entry:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
         values = args if plain else self._signature.ordered(args, kwargs)
         return self._pack(self.flat(values))  # type: ignore[arg-type]  # `flat` refuses what is no tensor
+
+    def checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+        """The inputs of a call in the signature's order. Raises a subclass of CallError where the call would."""
+        given = self._signature.ordered(args, kwargs)
+        values = self._signature.hosts.take(given)[0] if self._has_hosts else given
+        self._signature.refuse(values)
+        self._signature.refuse_layouts(values)
+        choose(self.spec, read_sizes(self.spec, [shape_of(value) for value in values]))  # type: ignore[arg-type]  # refused above
+        return list(values)
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         """One call with the inputs in the signature's order; gives the outputs as a flat list.

@@ -1,0 +1,3 @@
+"""Which version of aotair is this?"""
+
+__version__ = "0.1.0"
