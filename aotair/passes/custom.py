@@ -80,7 +80,7 @@ def _call(
 ) -> None:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     promised = [node.meta["val"] for node in operands(module.graph.output_node())]
-    nodes = set(module.graph.nodes)
+    nodes = dict.fromkeys(module.graph.nodes)
     module.recompile()  # it may look at the code
     try:
         function(module, [node.meta["val"] for node in placeholders], config)
@@ -99,7 +99,8 @@ def _call(
         after = node.meta["val"]
         if not same_layout(after, before) and (after.dtype != before.dtype or after.shape != before.shape):
             raise GraphError(f"the pass {name} changed the output {position}", expected=_text(before), got=_text(after))
-    for node in set(module.graph.nodes) ^ nodes:
+    there = dict.fromkeys(module.graph.nodes)
+    for node in [node for node in nodes if node not in there] + [node for node in there if node not in nodes]:
         edits.may(node, "added or removed")
 
 

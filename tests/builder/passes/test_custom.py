@@ -10,6 +10,7 @@ import torch
 from cases import MODELS, RECIPES
 
 import aotair
+from aotair.builder import explain
 from aotair.errors import GraphError, ModelError, RecipeError
 from aotair.passes import composites
 from aotair_runtime.artifact.open import read_program
@@ -51,6 +52,22 @@ def test_a_pass_changes_what_is_built(tmp_path):
 
     names = [op.name for op in read_program(build(tmp_path, negate_twice)).ops]
     assert any("neg" in name for name in names)
+
+
+def test_what_a_pass_added_is_told_in_the_graphs_order(tmp_path):
+    """Sixteen ops in a row: by chance they would not come in order."""
+    names = [aten.neg, aten.abs, aten.relu, aten.sigmoid, aten.tanh, aten.cos, aten.sin, aten.exp] * 2
+
+    def row(gm, example_inputs, config):
+        (output,) = gm.graph.output_node().args[0]
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            for op in names:
+                output = gm.graph.call_function(op.default, (output,))
+        gm.graph.output_node().args = ((output,),)
+
+    data = {**LINEAR, "config": {"post_grad_custom_pre_pass": row}}
+    told = explain(data).as_dict("post_grad_custom_pre_pass")["post_grad_custom_pre_pass"]["fused"]
+    assert [one["op"] for one in told] == [f"{op.default}" for op in names]
 
 
 def _before_the_end(gm, make):
