@@ -7,7 +7,7 @@ import click
 import aotair_runtime
 from aotair_runtime.errors import AotairError
 
-from .commands import building, chatting, judging, profiling, running
+from .commands import building, chatting, comparing, judging, profiling, running
 from .commands.echo import echo
 
 
@@ -58,6 +58,7 @@ for _command in (
     running.verify,
     running.bench,
     profiling.profile,
+    comparing.diff,
     judging.doctor,
     judging.sign,
     chatting.chat,

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -15,7 +16,14 @@ _OVERWRITE = ("copy_", "fill_", "zero_")  # ops that do not read what they write
 Range = tuple[int, int]  # of bytes in the arena
 
 
-def live_bytes(program: Program, bucket: Bucket, ops: Sequence[torch._ops.OpOverload]) -> list[int]:
+class Known(Protocol):
+    """An op of which the schema is known, whether or not it is there."""
+
+    @property
+    def _schema(self) -> torch.FunctionSchema: ...
+
+
+def live_bytes(program: Program, bucket: Bucket, ops: Sequence[Known]) -> list[int]:
     """For each instruction of the bucket's code, in order: a byte lives from the instruction that writes it to the last
     that reads it before it is written again; inputs from the first instruction on, outputs up to the last."""
     ranges = {number: _range(program, bucket, number) for number in range(len(bucket.tensors))}
@@ -58,7 +66,7 @@ def _sums(changes: Sequence[int]) -> list[int]:
     return found
 
 
-def _touched(program: Program, item: Instruction, ops: Sequence[torch._ops.OpOverload]) -> tuple[list[int], list[int]]:
+def _touched(program: Program, item: Instruction, ops: Sequence[Known]) -> tuple[list[int], list[int]]:
     """The tensors that an instruction reads, and those that it writes."""
     if item.is_event:
         return [], []
