@@ -1,0 +1,1 @@
+"""Artifacts in Google's Model Explorer: `model-explorer ARTIFACT/program.msgpack --extensions=aotair.explore`."""
