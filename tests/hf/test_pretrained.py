@@ -243,7 +243,7 @@ def test_with_weights_that_are_pickles(broken: Path, tmp_path: Path):
 
 def test_quantised_in_a_way_of_others(broken: Path, tmp_path: Path):
     changed_config(broken, quantization_config={"quant_method": "martian"})
-    refused(broken, tmp_path / "out", "quant_method: not served")
+    refused(broken, tmp_path / "out", "quant_method is not served")
 
 
 def test_of_a_model_that_does_not_generate(tmp_path: Path):

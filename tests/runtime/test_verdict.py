@@ -20,6 +20,8 @@ from aotair_runtime.fitness import node as nodes
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import Op, Program
 
+# The model of the tests is in bfloat16, for which not every processor has kernels.
+HERE = "runs here slower" if "bfloat16" in nodes.emulated() else "runs here"
 INPUTS = {"input": {"shape": ["rows", 64], "dtype": "bfloat16", "pad": 0}}
 
 
@@ -68,7 +70,8 @@ def standing(path: Path, name: str, **options: object) -> str:
 
 def test_what_was_built_here_runs_here(path: Path):
     found = aotair.check(path)
-    assert found.answer == "runs here" and found.runs and not found.reasons and found.device == "cpu"
+    assert found.answer == HERE and found.runs and found.device == "cpu"
+    assert {row.name for row in found.reasons} <= ({"weights", "instruction set"} if HERE != "runs here" else set())
     assert [row.name for row in found.requirements] == [
         "torch", "device", "ops", "namespaces to allow", "captures", "memory", "weights", "instruction set",
     ]  # fmt: skip
@@ -80,7 +83,7 @@ def test_the_weights_are_not_read(path: Path):
     weights = path / "weights.safetensors"
     weights.write_bytes(b"\0" * weights.stat().st_size)
     after = aotair.check(path)
-    assert (after.answer, after.device) == (before.answer, before.device) == ("runs here", "cpu")
+    assert (after.answer, after.device) == (before.answer, before.device) == (HERE, "cpu")
     # What is free of the memory is another number at each look.
     assert [(r.name, r.demanded, r.standing) for r in after.requirements] == [
         (r.name, r.demanded, r.standing) for r in before.requirements
@@ -144,7 +147,7 @@ def test_weights_without_a_packed_form_are_slower(path: Path, monkeypatch: pytes
 def test_another_instruction_set_is_slower(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nodes, "emulated", lambda: frozenset({"bfloat16"}))
     assert standing(path, "instruction set") == "slower"
-    assert "bfloat16" in aotair.check(path).reasons[0].fix
+    assert any("bfloat16" in row.fix for row in aotair.check(path).reasons)
 
 
 def test_less_memory_than_it_takes_is_slower_on_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -235,7 +238,7 @@ def test_what_is_built_for_a_device_that_is_there_runs_there(node: Node, artifac
     if node.kind not in artifacts_of_the_test:
         pytest.skip("no artifact for it")
     found = aotair.check(artifacts_of_the_test[node.kind])
-    assert found.answer == "runs here" and found.device.startswith(node.kind)
+    assert found.answer == (HERE if node.kind == "cpu" else "runs here") and found.device.startswith(node.kind)
 
 
 def test_vendor_package_and_soc_are_rows(node: Node, artifacts_of_the_test: dict[str, Path], tmp_path: Path):
@@ -256,7 +259,7 @@ def doctor(*arguments: object):
 
 def test_the_command_prints_a_row_for_each_requirement(path: Path):
     done = doctor(path)
-    assert done.exit_code == 0 and done.output.startswith("it: runs here, on cpu\n")
+    assert done.exit_code == 0 and done.output.startswith(f"it: {HERE}, on cpu\n")
     rewrite(path, with_op("mine::it"))
     done = doctor(path)
     assert done.exit_code == 1 and done.output.startswith("it: cannot\n") and "op mine::it" in done.output
