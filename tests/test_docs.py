@@ -107,7 +107,9 @@ def check_recipe(block: Block) -> None:
     some = {"x": {"shape": ["batch", 4], "dtype": "float32"}}
     part = yaml.safe_load(block.text)
     whole = {"name": "some", "model": {"factory": "some:model"}, **part}
-    if isinstance(whole["model"], dict) and "pretrained" not in whole["model"]:
+    if "pretrained" in whole["model"]:
+        whole.setdefault("entry_points", {"prefill": {"buckets": {"batch": [1], "seq": [8]}}})
+    else:
         whole["model"].setdefault("factory", "some:model")
     if "entry_points" not in whole:
         whole.setdefault("inputs", some)
