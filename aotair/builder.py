@@ -8,10 +8,15 @@ from pathlib import Path
 
 import torch
 
+from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
 
 from . import fusion
+from .debugger.debug import Begun, debug_recipe
+from .debugger.finding import Debugged, Rung
+from .debugger.ladder import Form, copied
+from .debugger.search import Asked as AskedOfDebugger
 from .errors import ExportError, ModelError, RecipeError, SizesError, UnsupportedError
 from .export.export import export, export_at
 from .export.exported import Exported
@@ -112,6 +117,30 @@ def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener 
         return line.explained()
 
 
+def debug(
+    recipe: str | Path | dict[str, object] | Recipe,
+    asked: AskedOfDebugger,
+    artifact: Artifact | None = None,
+    listener: Listener | None = None,
+    heard: Callable[[Rung], None] = lambda rung: None,
+) -> Debugged:
+    """Say where the numbers of a recipe's model go wrong, if they do: at the export, in a pass, in an instruction, on a
+    device. `artifact`: one built from the recipe, whose program is looked at. Nothing is written.
+
+    Raises a subclass of AotairError where the recipe cannot be built so far.
+    """
+    kept: list[tuple[str, Form]] = []
+
+    def keep(stage: str, graph: torch.fx.Graph, label: str) -> None:
+        kept.append((label, Form(stage, copied(graph))))
+
+    with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection(), seen=keep) as line:
+        line.optimise()
+        labels = enumerate(_labels(line.exported))
+        forms = {number: [form for of, form in kept if of == label] for number, label in labels}
+        return debug_recipe(Begun(line.job, line.model, line.exported, forms), asked, artifact, heard)
+
+
 def _build(
     ask: "Callable[[], _Asked]",
     out: str | Path | None,
@@ -176,10 +205,15 @@ def _as_recipe(recipe: object) -> Recipe:
 
 @contextlib.contextmanager
 def _begun(
-    ask: Callable[[], _Asked], clock: "_Clock", bisection: Bisection, out: str | Path | None = None, write: bool = False
+    ask: Callable[[], _Asked],
+    clock: "_Clock",
+    bisection: Bisection,
+    out: str | Path | None = None,
+    write: bool = False,
+    seen: Callable[[str, torch.fx.Graph, str], None] | None = None,
 ) -> Iterator["_Line"]:
     """The line, as far as to the exported graphs. What the recipe's folder holds can be imported within, and what is
-    written to `_Place.folder` becomes the artifact at its end."""
+    written to `_Place.folder` becomes the artifact at its end; `seen` hears of each stage's graph."""
     with clock.stage("recipe"):
         asked = ask()
     target = Path(out) if out is not None else Path(f"{asked.recipe.name}.aotair")
@@ -192,7 +226,7 @@ def _begun(
             quantised = quantize(model, job)
         with clock.stage("export"):
             job = _checked(model, job)
-            observer = _observer(job, bisection.max_rewrites)
+            observer = _observer(job, bisection.max_rewrites, seen)
             exported = _exported(model, job, observer)
         yield _Line(job, model, quantised, exported, observer, bisection, clock, place)
 
@@ -344,11 +378,11 @@ def _nodes(exported: Sequence[Exported]) -> int:
     return sum(len(one.module.graph.nodes) for one in exported)
 
 
-def _observer(job: Job, max_rewrites: int | None) -> Observer:
+def _observer(job: Job, max_rewrites: int | None, seen: Callable[[str, torch.fx.Graph, str], None] | None) -> Observer:
     dump = job.config.debug.graph_dump
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
-    return Observer(job.target, folder, max_rewrites, dump.type == "py")
+    return Observer(job.target, folder, max_rewrites, dump.type == "py", listener=seen)
 
 
 class _Clock:

@@ -7,7 +7,7 @@ import click
 import aotair_runtime
 from aotair_runtime.errors import AotairError
 
-from .commands import building, chatting, comparing, judging, profiling, running
+from .commands import building, chatting, comparing, debugging, judging, profiling, running
 from .commands.echo import echo
 
 
@@ -59,6 +59,7 @@ for _command in (
     running.bench,
     profiling.profile,
     comparing.diff,
+    debugging.debug,
     judging.doctor,
     judging.sign,
     chatting.chat,

@@ -195,18 +195,25 @@ def _bucket_graph(
     exported: Exported, job: Job, one: EntryJob, sizes: tuple[int, ...], observer: Observer, stop_after: str | None
 ) -> tuple[torch.fx.GraphModule, str]:
     """One bucket's graph after its passes, and what errors call it."""
+    module, bucket = specialised(exported, job, one, sizes)
+    with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
+        pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)
+    return module, f"{one.where}: bucket {bucket}"
+
+
+def specialised(
+    exported: Exported, job: Job, one: EntryJob, sizes: tuple[int, ...]
+) -> tuple[torch.fx.GraphModule, str]:
+    """One bucket's graph before its passes, and what the bucket is called."""
     by_dim = dict(zip(one.dims(), sizes, strict=True))
     shapes = {
         placeholder: tuple(by_dim[size] if isinstance(size, str) else size for size in one.inputs[name].shape)
         for name, placeholder in exported.inputs.items()
     }
     bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
-    where = f"{one.where}: bucket {bucket}"
-    module = specialise(exported.module, shapes, where, job.target)
+    module = specialise(exported.module, shapes, f"{one.where}: bucket {bucket}", job.target)
     check_graph(module, "specialise")
-    with observer.over(bucket if one.entry == "forward" else f"{one.entry}, {bucket}"):
-        pipeline.apply_to_bucket(module, job.config, job.target, observer, stop_after)
-    return module, where
+    return module, bucket
 
 
 def _interface(item: _Planned) -> Interface:

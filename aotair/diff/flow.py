@@ -170,13 +170,17 @@ class Extent:
         """What divides where each run begins, and how long it is."""
         return math.gcd(self.start, self.run, *(step for _, step in self.outer))
 
+    @property
+    def stop(self) -> int:
+        """Where its last byte ends."""
+        return self.start + (self.run and self.run + sum((count - 1) * step for count, step in self.outer))
+
     def mask(self, unit: int, low: int, size: int) -> torch.Tensor:
         """Which units of the `size` bytes from `low` on the tensor has."""
         if not self.run:
             return torch.zeros(size // unit, dtype=torch.bool)
         begin = min(self.start, low)
-        stop = self.start + self.run + sum((count - 1) * step for count, step in self.outer)
-        whole = torch.zeros((max(low + size, stop) - begin) // unit, dtype=torch.bool)
+        whole = torch.zeros((max(low + size, self.stop) - begin) // unit, dtype=torch.bool)
         shape = (*(count for count, _ in self.outer), self.run // unit)
         strides = (*(step // unit for _, step in self.outer), 1)
         whole.as_strided(shape, strides, (self.start - begin) // unit).fill_(True)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,13 +41,14 @@ class PassRecord:
 class Observer:
     """`dump`: a directory that receives `NN_stage.txt` after each stage, `NN_stage_GRAPH.txt` where there are several
     graphs, or None; `code`: files `.py` instead, the graph as Python code. `max_rewrites`: how many rewrites all passes
-    together may make, or None."""
+    together may make, or None. `listener` gets each stage's name, the graph as it is then, and what that is called."""
 
     target: Target
     dump: Path | None = None
     max_rewrites: int | None = None
     code: bool = False
     records: list[PassRecord] = field(default_factory=list)
+    listener: Callable[[str, torch.fx.Graph, str], None] | None = None
     _stages: int = 0
     _graph: str = ""
 
@@ -64,6 +65,8 @@ class Observer:
         """A stage that made `module` is done: check it and dump it."""
         check_graph(module, name)
         origin.complete(module.graph)
+        if self.listener is not None:
+            self.listener(name, module.graph, self._graph)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
             parts = [f"{self._stages:02}", name, re.sub(r"[^\w=.-]+", "_", self._graph)]
