@@ -123,9 +123,10 @@ def debug(
     artifact: Artifact | None = None,
     listener: Listener | None = None,
     heard: Callable[[Rung], None] = lambda rung: None,
-) -> Debugged:
+) -> list[Debugged]:
     """Say where the numbers of a recipe's model go wrong, if they do: at the export, in a pass, in an instruction, on a
-    device. `artifact`: one built from the recipe, whose program is looked at. Nothing is written.
+    device; of one entry point after another, up to the first that is wrong, or of the one that is asked for.
+    `artifact`: one built from the recipe, whose program is looked at. Nothing is written.
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """

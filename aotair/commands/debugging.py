@@ -69,8 +69,11 @@ def debug(
 
         with new_file(html) as aside:
             aside.write_text(page(found), encoding="utf-8")
-    echo(json.dumps(found.as_dict(), indent=2) if as_json else text(found))
-    if not found.is_right:
+    if as_json:
+        echo(json.dumps([one.as_dict() for one in found], indent=2))
+    else:
+        echo("\n\n".join(map(text, found)))
+    if not found[-1].is_right:
         raise SystemExit(1)
 
 
@@ -99,7 +102,7 @@ def _searched(
     asked: "Asked",
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
-) -> "Debugged":
+) -> "list[Debugged]":
     from aotair_runtime.artifact.open import is_artifact, open_artifact
     from aotair_runtime.confine.op_table import Allowed
 
@@ -109,5 +112,5 @@ def _searched(
 
     artifact = open_artifact(what) if is_artifact(what) else None
     if artifact is not None and recipe is None:
-        return debug_artifact(artifact, asked, Allowed(namespaces, ops), lambda rung: None)
+        return [debug_artifact(artifact, asked, Allowed(namespaces, ops), lambda rung: None)]
     return search(read_recipe(recipe or what, changes), asked, artifact)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from aotair_runtime.artifact.debug_data import read_debug_data
-from aotair_runtime.artifact.open import Artifact, open_artifact, read_golden
+from aotair_runtime.artifact.open import Artifact, read_golden
 from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError
@@ -27,13 +27,14 @@ from ..prove.prove import on_host
 from ..prove.runs import Run
 from ..recipe.entry import EntryJob
 from ..recipe.job import Job
-from .devices import on_device, on_host_and_device
+from .devices import Compiled, on_device, on_host_and_device
 from .finding import Debugged, Finding, Rung
 from .ladder import Form, Ladder, copied, distinct
 from .original import Named, Reference, padded, smallest_bucket
 from .programs import Code, code_of
 from .replays import Call, stepped
 from .search import Asked, Heard, Search
+from .trail import Trail
 
 # ---- of a recipe -----------------------------------------------------------------------------------------------------
 
@@ -48,59 +49,104 @@ class Begun:
     forms: Mapping[int, Sequence[Form]]  # by the number of the graph
 
 
-def debug_recipe(begun: Begun, asked: Asked, artifact: Artifact | None, heard: Heard) -> Debugged:
-    """Where the numbers of a recipe's model go wrong on their way to a device; `artifact`: one that was built of it,
-    whose program is called instead of the one that a build would write now."""
-    search, job = Search(heard), _entry_job(begun.job, asked)
-    sizes, own = _sizes(job, asked)
+def debug_recipe(begun: Begun, asked: Asked, artifact: Artifact | None, heard: Heard) -> list[Debugged]:
+    """Where the numbers of a recipe's model go wrong on their way to a device, by entry point up to the first that is
+    wrong; `artifact`: one that was built of it, whose program is called instead of the one that a build would write."""
+    found: list[Debugged] = []
+    for job in _entry_jobs(begun.job, asked):
+        for sizes, own in _sizes(job, asked):
+            found.append(_debug_bucket(begun, job, sizes, own, asked, artifact, heard))
+            if not found[-1].is_right:
+                return found
+    return found
+
+
+def _debug_bucket(
+    begun: Begun,
+    job: EntryJob,
+    sizes: tuple[int, ...],
+    own: tuple[int, ...],
+    asked: Asked,
+    artifact: Artifact | None,
+    heard: Heard,
+) -> Debugged:
+    search = Search(heard)
     number = next(n for n, one in enumerate(begun.exported) if one.entry == job.entry and one.serves(sizes))
-    exported = begun.exported[number]
+    exported, forms = begun.exported[number], distinct(begun.forms[number])
     reference = Reference(begun.model, job, exported)
-    calls = list(_calls(job, reference, asked, sizes))
-    ladder = Ladder(reference, exported, job.tolerance)
     if asked.inputs is not None:
         _check_padding(search, job, reference, asked, own, sizes)
-    forms = [*begun.forms[number], *_bucket_forms(begun.job, job, exported, sizes)]
-    broken, wanted = ladder.climb(distinct(iter(forms)), calls, search.rung)
-    name = ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes)) or "static"
+    compared = _Compared(list(_calls(job, reference, asked, sizes)), reference)
+    ladder = Ladder(reference, exported, job.tolerance)
+    broken = ladder.climb(forms, compared.calls, compared.wanted, search.rung)
+    if broken is None:
+        more = distinct([forms[-1], *_bucket_forms(begun.job, job, exported, sizes)])
+        broken = ladder.climb(more, compared.calls, compared.wanted, search.rung, start=1)
+        forms = more
+    device = "host"
     if broken is not None:
         search.found(broken.finding, broken.points)
-        return search.result(begun.job.name, job.entry, name, "host")
-    reference.reset()
+    else:
+        reference.reset()
+        trails = {one.words: ladder.trail(forms[-1], one) for one in compared.calls}
+        device = _debug_program(search, begun, job, sizes, artifact, asked.device, compared, trails)
+    return search.result(begun.job.name, job.entry, _bucket_name(job, sizes), device)
+
+
+class _Compared:
+    """Calls, and by their words what the original leaves behind of each."""
+
+    def __init__(self, calls: Sequence[Named], reference: Reference):
+        self.calls = calls
+        self.wanted = {one.words: reference.run(one.call) for one in calls}
+
+
+def _debug_program(
+    search: Search,
+    begun: Begun,
+    job: EntryJob,
+    sizes: tuple[int, ...],
+    artifact: Artifact | None,
+    device: str | None,
+    compared: _Compared,
+    trails: Mapping[str, tuple[Run, Trail]],
+) -> str:
+    """The program of the bucket, as a build writes it or as the artifact has it; the name of the device."""
     with scratch() as folder:
         built = _built(begun, job, sizes)
-        intended = code_of(lay_down(built, folder), job.entry, sizes, built.debug)
-        own_artifact = artifact or open_artifact(folder)
-        if artifact is not None:
-            _compare_weights(search, open_artifact(folder), artifact)
-        trails = {one.words: ladder.trail(forms[-1], one) for one in calls}
-        device = on_host_and_device(
-            search, own_artifact, intended, begun.job.target.allowed, asked.device, calls, wanted, trails, job.tolerance
-        )
-    return search.result(begun.job.name, job.entry, name, device)
+        written = lay_down(built, folder)
+        intended = code_of(written, job.entry, sizes)
+        if artifact is not None and _has_other_weights(search, written, artifact):
+            return "host"  # whatever reads them is wrong too
+        program = Compiled(artifact or written, intended, begun.job.target.allowed, job.tolerance)
+        return on_host_and_device(search, program, device, compared.calls, compared.wanted, trails)
 
 
-def _entry_job(job: Job, asked: Asked) -> EntryJob:
-    for one in job.entries:
-        if asked.entry in (None, one.entry):
-            return one
-    raise AotairError(
-        "no such entry point", expected=", ".join(one.entry for one in job.entries), got=asked.entry or ""
-    )
+def _entry_jobs(job: Job, asked: Asked) -> Sequence[EntryJob]:
+    if asked.entry is None:
+        return job.entries[:1] if asked.inputs is not None else job.entries
+    found = [one for one in job.entries if one.entry == asked.entry]
+    if not found:
+        names = ", ".join(one.entry for one in job.entries)
+        raise AotairError("no such entry point", where=job.where, expected=names, got=asked.entry)
+    return found
 
 
-def _sizes(job: EntryJob, asked: Asked) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The bucket, and the sizes of the inputs."""
+def _bucket_name(job: EntryJob, sizes: tuple[int, ...]) -> str:
+    return ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes)) or "static"
+
+
+def _sizes(job: EntryJob, asked: Asked) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The buckets to look at, each with the sizes of the inputs: that of the inputs, the one that is asked for, or the
+    smallest and the largest."""
     if asked.inputs is not None:
-        return smallest_bucket(job, asked.inputs)
-    names = {
-        ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes)) or "static": sizes
-        for sizes in job.bucket_sizes()
-    }
-    wanted = asked.bucket or next(iter(names))
-    if wanted not in names:
-        raise AotairError("no such bucket", where=job.where, expected="; ".join(names), got=wanted)
-    return names[wanted], names[wanted]
+        return [smallest_bucket(job, asked.inputs)]
+    names = {_bucket_name(job, sizes): sizes for sizes in job.bucket_sizes()}
+    if asked.bucket is None:
+        return [(sizes, sizes) for sizes in dict.fromkeys((next(iter(names.values())), list(names.values())[-1]))]
+    if asked.bucket not in names:
+        raise AotairError("no such bucket", where=job.where, expected="; ".join(names), got=asked.bucket)
+    return [(names[asked.bucket], names[asked.bucket])]
 
 
 def _calls(job: EntryJob, reference: Reference, asked: Asked, sizes: tuple[int, ...]) -> Iterator[Named]:
@@ -147,13 +193,14 @@ def _built(begun: Begun, job: EntryJob, sizes: tuple[int, ...]) -> Built:
     return build_program(graphs, replace(begun.job, entries=(one,)), lambda *_: None)
 
 
-def _compare_weights(search: Search, built: Artifact, artifact: Artifact) -> None:
+def _has_other_weights(search: Search, built: Artifact, artifact: Artifact) -> bool:
     for change in weight_changes(built, artifact):
         if change.what not in ("values", "shape"):
             continue
         by = f"{change.numbers} of {change.of} numbers, by {change.largest:.3g} at most" if change.numbers else ""
         what = f"the weight {change.name} of the artifact is not the model's: {by or change.after}"
         search.found(Finding("weights", change.name, what, certain=True))
+    return bool(search.findings)
 
 
 # ---- of an artifact alone --------------------------------------------------------------------------------------------
@@ -165,7 +212,7 @@ def debug_artifact(artifact: Artifact, asked: Asked, allowed: Allowed, heard: He
     search = Search(heard)
     spec, number = _bucket(artifact, asked)
     code = Code(artifact.program, spec, spec.buckets[number], read_debug_data(artifact))
-    tolerance = artifact.program.tolerance
+    program = Compiled(artifact, code, allowed, artifact.program.tolerance)
     call = Named("the inputs given", Call(asked.inputs or {}, asked.states or {}))
     golden: Run | None = None
     if asked.inputs is None:
@@ -178,11 +225,11 @@ def debug_artifact(artifact: Artifact, asked: Asked, allowed: Allowed, heard: He
     name = describe(spec, code.bucket.sizes)
     if golden is not None:
         outputs = Run(golden.names, got.tensors[: len(golden.tensors)])
-        if not search.compare("the program, on the host", call, golden, outputs, tolerance):
+        if not search.compare("the program, on the host", call, golden, outputs, program.tolerance):
             what = "the program gives other numbers than the original did: with --recipe it is told from where on"
             search.found(Finding("instruction", "", what))
             return search.result(artifact.program.name, spec.name, name, "host")
-    device = on_device(search, artifact, code, allowed, asked.device, [call], {call.words: (got, trail)}, tolerance)
+    device = on_device(search, program, asked.device, [call], {call.words: (got, trail)})
     return search.result(artifact.program.name, spec.name, name, device)
 
 

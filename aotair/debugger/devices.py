@@ -1,6 +1,7 @@
 """A bucket's program on the host and on a device: one instruction after another, and as it is captured."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,7 +9,7 @@ from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices import open_device
 from aotair_runtime.fitness.node import opened
-from aotair_runtime.format.schema import EntryPoint, Tolerance
+from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
 
@@ -17,26 +18,34 @@ from ..prove.runs import Run
 from .finding import Finding
 from .original import Named
 from .programs import Code, code_of, listed, missing_waits, stale_list, wrong_instruction
-from .replays import Call, captured, stepped
+from .replays import captured, stepped
 from .search import Search
 from .trail import Trail, points
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A bucket of an artifact: `code` as it should be, what a load of it allows, and how far numbers may be off."""
+
+    artifact: Artifact
+    code: Code
+    allowed: Allowed
+    tolerance: Tolerance
+
+
 def on_host_and_device(
     search: Search,
-    artifact: Artifact,
-    intended: Code,
-    allowed: Allowed,
+    program: Compiled,
     device: str | None,
     calls: Sequence[Named],
     wanted: Mapping[str, Run],
     graphs: Mapping[str, tuple[Run, Trail]],
-    tolerance: Tolerance,
 ) -> str:
-    """The program on the host, against the bucket's graph, and on the device; the device's name."""
-    code = code_of(artifact, intended.entry.name, intended.bucket.sizes, intended.debug)
+    """The program on the host, against what the bucket's graph did, and on the device; the device's name."""
+    intended, tolerance = program.code, program.tolerance
+    code = code_of(program.artifact, intended.entry.name, intended.bucket.sizes)
     trails = {}
-    with on_host(artifact, allowed) as model:
+    with on_host(program.artifact, program.allowed) as model:
         for one in calls:
             got, trail = stepped(model, code.entry.name, one.call, code.debug)
             trails[one.words] = (got, trail)
@@ -45,7 +54,7 @@ def on_host_and_device(
                 finding = wrong_instruction(code, trail, want, tolerance, intended, "the host")
                 search.found(finding or _unexplained("the program on the host"), points(trail, want, tolerance))
                 return "host"
-    return on_device(search, artifact, code, allowed, device, calls, trails, tolerance)
+    return on_device(search, replace(program, code=code), device, calls, trails)
 
 
 def _unexplained(form: str) -> Finding:
@@ -55,50 +64,51 @@ def _unexplained(form: str) -> Finding:
 
 def on_device(
     search: Search,
-    artifact: Artifact,
-    code: Code,
-    allowed: Allowed,
+    program: Compiled,
     wanted: str | None,
     calls: Sequence[Named],
     host: Mapping[str, tuple[Run, Trail]],
-    tolerance: Tolerance,
 ) -> str:
-    """The program on a device: what no order of streams is given for, its instructions one by one, and as captured."""
-    for race in missing_waits(code):
+    """The program on a device: what no order of streams is given for, its instructions one by one, and as captured;
+    the device's name. `wanted` may be None: that of the artifact, or the host where it is not there."""
+    for race in missing_waits(program.code):
         search.found(race)
-    name = wanted or artifact.program.requirements.device
+    name = wanted or program.artifact.program.requirements.device
     device = open_device(name) if wanted is not None else opened(name)
     if isinstance(device, str):
         search.notes.append(f"{name} was not looked at: {device}")
         device, name = open_device("cpu"), "cpu"
-    settings = Settings(clone_input=True, enable_output_clone=True, allowed=allowed)
-    with Model(artifact, device, settings) as model:
+    settings = Settings(clone_input=True, enable_output_clone=True, allowed=program.allowed)
+    with Model(program.artifact, device, settings) as model:
         for one in calls:
-            want, trail_there = host[one.words]
-            if name != "cpu":  # where it was called one by one already
-                got, trail = stepped(model, code.entry.name, one.call, code.debug)
-                if not search.compare(f"one by one, on {name}", one, want, got, tolerance):
-                    finding = wrong_instruction(code, trail, trail_there, tolerance, None, name)
-                    search.found(finding or _unexplained(f"{name}, one by one,"), points(trail, trail_there, tolerance))
-                    return name
-                want = got
-            if not _replayed(search, model, code, one, want, name, tolerance):
-                return name
+            want, trail = host[one.words]
+            found = want if name == "cpu" else _one_by_one(search, model, program, one, want, trail, name)
+            if found is None or not _replayed(search, model, program, one, found, name):
+                break
     return name
 
 
-def _replayed(
-    search: Search, model: Model, code: Code, one: Named, want: Run, device: str, tolerance: Tolerance
-) -> bool:
+def _one_by_one(
+    search: Search, model: Model, program: Compiled, one: Named, want: Run, trail_there: Trail, device: str
+) -> Run | None:
+    """What the instructions leave behind on a device, or None where that is not what they leave on the host."""
+    got, trail = stepped(model, program.code.entry.name, one.call, program.code.debug)
+    if search.compare(f"one by one, on {device}", one, want, got, program.tolerance):
+        return got
+    finding = wrong_instruction(program.code, trail, trail_there, program.tolerance, None, device)
+    search.found(finding or _unexplained(f"{device}, one by one,"), points(trail, trail_there, program.tolerance))
+    return None
+
+
+def _replayed(search: Search, model: Model, program: Compiled, one: Named, want: Run, device: str) -> bool:
     """The captured graph, after a call with other lists; whether it does what its instructions do one by one."""
+    code, tolerance = program.code, program.tolerance
     entry = code.entry.name
-    before = {name: _other(code.entry, name, tensor) for name, tensor in one.call.inputs.items()}
-    captured(model, entry, Call(before, one.call.states))
-    got = captured(model, entry, one.call)
+    others = {spec.name: _halved(one.call.inputs[spec.name]) for spec in code.entry.inputs if spec.host}
+    got = captured(model, entry, one.call, others)
     if search.compare(f"captured, on {device}", one, want, got, tolerance):
         return True
-    lists = [before[spec.name].tolist() for spec in code.entry.inputs if spec.host]
-    names = listed(code)
+    names, lists = listed(code), list(others.values())
     runs = {name: stepped(model, entry, one.call, code.debug, (name, lists))[0] for name in names}
     finding = stale_list(names, runs, got, tolerance)
     if finding is None and any(found.kind == "wait" for found in search.findings):
@@ -107,7 +117,6 @@ def _replayed(
     return False
 
 
-def _other(entry: EntryPoint, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Another value of a list of lengths: each shorter by one where it can be; of other inputs the same."""
-    spec = next(spec for spec in entry.inputs if spec.name == name)
-    return (tensor - 1).clamp(min=1) if spec.host else tensor
+def _halved(lengths: torch.Tensor) -> list[int]:
+    """Other lengths that are legal wherever these are."""
+    return [max(1, length // 2) if length > 0 else length for length in lengths.tolist()]

@@ -1,6 +1,6 @@
 """A graph run call by call on the host, with what each call got and left."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from ..graph.derived import Derivation, derivations
 from ..graph.origin import line_of, module_of, passes_of
 from ..graph.resolve import resolved
 from ..graph.streams import launches
+from ..lower.lowerings import UNINITIALISED
 from ..ops import air
-from .trail import Seen, Tensors, Trail, kept
+from .trail import Seen, Tensors, Trail, kept, overwrites
 
 
 def placeholder_values(
@@ -40,9 +41,12 @@ def run_graph(graph: torch.fx.Graph, values: Mapping[str, torch.Tensor]) -> list
     return _run(_Interpreter(graph), graph, values)
 
 
-def observed(graph: torch.fx.Graph, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Trail]:
-    """The same, and what each call got and left."""
-    observing = _Observing(graph)
+def observed(
+    graph: torch.fx.Graph, values: Mapping[str, torch.Tensor], changing: Collection[str]
+) -> tuple[list[torch.Tensor], Trail]:
+    """The same, and what each call got and left; `changing` are the placeholders that do not stand for constants."""
+    fixed = (value for name, value in values.items() if name not in changing)
+    observing = _Observing(graph, frozenset(value.untyped_storage().data_ptr() for value in fixed))
     return _run(observing, graph, values), observing.trail
 
 
@@ -65,21 +69,55 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 class _Observing(_Interpreter):
-    """Notes the calls that make the device work."""
+    """Notes the calls that make the device work. `fixed`: the memory of constants, which nothing writes into."""
 
-    def __init__(self, graph: torch.fx.Graph):
+    def __init__(self, graph: torch.fx.Graph, fixed: frozenset[int]):
         super().__init__(graph)
+        self._fixed = fixed
         self.trail: dict[str, Seen] = {}
 
     def run_node(self, n: Node) -> Any:
-        if not launches(n):
+        if not launches(n) or n.target in UNINITIALISED:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        given = kept(_tensors((args, {k: v for k, v in kwargs.items() if k != "out"})))
+        again = _Again(n, args, kwargs, self._fixed)
         result = super().run_node(n)
         made = Made(line_of(n), module_of(n), passes_of(n))
-        self.trail[n.name] = Seen(n.name, str(n.target), made, given, kept(_left(n, args, kwargs, result)))
+        self.trail[n.name] = Seen(
+            n.name, str(n.target), made, again.given, kept(_left(n, args, kwargs, result)), n, again
+        )
         return result
+
+
+class _Again:
+    """A call of a graph, to be made once more; `given` are copies of the tensors that it got, None for constants."""
+
+    def __init__(self, node: Node, args: Sequence[object], kwargs: Mapping[str, object], fixed: frozenset[int]):
+        leaves, self._shape = _pytree.tree_flatten((args, kwargs))
+        is_tensor = [isinstance(one, torch.Tensor) for one in leaves]
+        is_fixed = [there and one.untyped_storage().data_ptr() in fixed for one, there in zip(leaves, is_tensor)]
+        target = (
+            next((place for place, there in enumerate(is_tensor) if there), -1) if overwrites(str(node.target)) else -1
+        )
+        self._node, self._target = node, target
+        self._places = [place for place, there in enumerate(is_tensor) if there and place != target]
+        self._leaves = [
+            one if not there or kind or place == target else None
+            for place, (one, there, kind) in enumerate(zip(leaves, is_tensor, is_fixed))
+        ]
+        self.given = kept([None if is_fixed[place] else leaves[place] for place in self._places])
+
+    def __call__(self, given: Tensors) -> Tensors:
+        leaves = list(self._leaves)
+        if isinstance(place := leaves[self._target], torch.Tensor) and self._target >= 0:
+            leaves[self._target] = torch.empty_like(place)
+        for number, tensor in zip(self._places, given):
+            if leaves[number] is None:
+                leaves[number] = None if tensor is None else tensor.clone()
+        args, kwargs = _pytree.tree_unflatten(leaves, self._shape)
+        with torch.no_grad():
+            result = self._node.target(*args, **kwargs)  # type: ignore[operator]  # the op of a call
+        return kept(_left(self._node, args, kwargs, result))
 
 
 def _left(node: Node, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> Tensors:

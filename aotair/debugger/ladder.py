@@ -1,6 +1,6 @@
 """The forms that a model takes in a build, each called like the original: export, after each pass, a bucket's graph."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,22 +41,27 @@ class Ladder:
         self._names = reference.names
 
     def climb(
-        self, forms: Sequence[Form], calls: Sequence[Named], heard: Callable[[Rung], None]
-    ) -> tuple[Broken | None, dict[str, Run]]:
-        """What is wrong first, if anything is; what the original left behind of each call, by its words."""
-        wanted = {one.words: self._reference.run(one.call) for one in calls}
-        for number, form in enumerate(forms):
+        self,
+        forms: Sequence[Form],
+        calls: Sequence[Named],
+        wanted: Mapping[str, Run],
+        heard: Callable[[Rung], None],
+        start: int = 0,
+    ) -> Broken | None:
+        """What is wrong first, from the form number `start` on, if anything is; `wanted` is what the original left
+        behind of each call, by its words."""
+        for number in range(start, len(forms)):
             for one in calls:
-                rung = self._rung(form, one, wanted[one.words])
+                rung = self._rung(forms[number], one, wanted[one.words])
                 heard(rung)
                 if not rung.within:
-                    return self._explained(forms, number, one), wanted
-        return None, wanted
+                    return self._explained(forms, number, one)
+        return None
 
     def trail(self, form: Form, one: Named) -> tuple[Run, Trail]:
         """What a graph leaves behind of a call, and what each of its calls got and left."""
         values = self._values(form, one)
-        outputs, trail = observed(form.graph, values)
+        outputs, trail = observed(form.graph, values, {*self._exported.states, *self._exported.inputs.values()})
         lasting = [values[self._exported.inputs[name]] for name in self._reference.mutated]
         places = {item.name: placeholder for placeholder, item in self._exported.states.items()}
         lasting += [values[places[name]] for name in self._reference.states]
@@ -98,7 +103,7 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     return made
 
 
-def distinct(forms: Iterator[Form]) -> list[Form]:
+def distinct(forms: Sequence[Form]) -> list[Form]:
     """Without those that are like the one before."""
     found: list[Form] = []
     for form in forms:

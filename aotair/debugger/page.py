@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from aotair_runtime.format.html import html_table, html_text
 
 from .finding import Debugged
-from .text import HEAD, rung_cells, text
+from .text import HEAD, rung_cells, said
 from .trail import Point
 
 # A browser fetches and runs nothing for the page, whatever got into it.
@@ -24,10 +24,10 @@ circle { fill: #4a8; } circle.wrong { fill: #c44; }
 _WIDTH, _HEIGHT, _LEAST = 1000, 240, -18.0  # of the drawing; the exponent of ten that stands for no error
 
 
-def page(found: Debugged) -> str:
-    """The whole page."""
-    title = html.escape(f"{found.name}: {found.entry}, bucket {found.bucket}")
-    body = "\n".join(_sections(found))
+def page(found: Sequence[Debugged]) -> str:
+    """The whole page, of one entry point or several."""
+    title = html.escape(f"{found[0].name}: wrong numbers")
+    body = "\n".join(part for one in found for part in _sections(one))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
@@ -36,8 +36,9 @@ def page(found: Debugged) -> str:
 
 
 def _sections(found: Debugged) -> Iterator[str]:
+    yield f"<h2>{html.escape(f'{found.entry}, bucket {found.bucket}')}</h2>"
     yield html_table(HEAD, [rung_cells(rung) for rung in found.rungs])
-    yield "<h2>What was found</h2>" + html_text(text(found).partition("\n\n")[2].partition("\n\n")[2])
+    yield html_text("\n".join(said(found)))
     if found.points:
         yield "<h2>The error of each call</h2>" + _plot(found.points)
         rows = [[one.name, one.line, f"{one.error:.3g}", "" if one.within else "WRONG"] for one in found.points]

@@ -1,7 +1,9 @@
 """Which instruction of a bucket gives wrong numbers, and why: itself, its kernel, memory, a wait, a list?"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch.fx.node import Node
 
 from aotair_runtime.artifact.debug_data import read_debug_data
 from aotair_runtime.artifact.open import Artifact
@@ -14,7 +16,7 @@ from ..prove.apart import apart
 from ..prove.runs import Run
 from .finding import Finding
 from .races import races
-from .trail import Seen, Trail, worst
+from .trail import Seen, Tensors, Trail, worst
 
 
 @dataclass(frozen=True)
@@ -36,63 +38,97 @@ class Code:
         return (self.debug.of(numbers[0]).line if numbers else "") or node
 
 
-def code_of(artifact: Artifact, entry: str, sizes: tuple[int, ...], debug: DebugData | None = None) -> Code:
-    """A bucket of an artifact; `debug`: where its instructions come from, where the artifact does not say it. Raises
-    AotairError where it has no such bucket."""
+def code_of(artifact: Artifact, entry: str, sizes: tuple[int, ...]) -> Code:
+    """A bucket of an artifact. Raises AotairError where it has no such bucket."""
     program = artifact.program
     spec = next((one for one in program.entry_points if one.name == entry), None)
     bucket = next((one for one in spec.buckets if one.sizes == sizes), None) if spec is not None else None
     if spec is None or bucket is None:
         raise AotairError("the artifact has no such bucket", where=str(artifact.path), got=f"{entry} {list(sizes)}")
-    known = read_debug_data(artifact)
-    return Code(program, spec, bucket, known if known.made or debug is None else debug)
+    return Code(program, spec, bucket, read_debug_data(artifact))
 
 
 def wrong_instruction(
     code: Code, got: Trail, want: Trail, tolerance: Tolerance, intended: Code | None, device: str
 ) -> Finding | None:
-    """The first instruction whose results are not those of the run `want`, or whose arguments are not: what was there
-    is gone. `intended`: the program as a build writes it, where the one that ran is somebody's."""
-    steps = {step.node: step for step in code.flow().steps}
+    """The first instruction whose results do not follow from what it got, or that got what it should not: what was
+    there is gone. `want` is the run of the bucket's graph; `intended` the program as a build writes it, where the one
+    that ran is somebody's."""
+    flow, other = code.flow(), None if intended is None else intended.flow()
+    steps = {step.node: step for step in flow.steps}
     for seen in got.values():
-        if (was := want.get(seen.name)) is None:
+        was, step = want.get(seen.name), steps.get(seen.name)
+        if was is None or step is None:
             continue
-        if found := worst(seen.given, was.given, tolerance):
-            finding = _overwritten(code, seen, was, steps.get(seen.name), tolerance)
-            return Finding(**{**finding.__dict__, "apart": found})
-        if found := worst(seen.results, was.results, tolerance):
-            line = seen.made.line or was.made.line or seen.name
-            other = None if intended is None else _written_otherwise(seen.name, steps, intended)
-            if other:
-                what = f"the instruction is not the one that a build writes: {other}"
-                return Finding("instruction", seen.op, what, (seen.name,), (line,), True, found)
-            what = f"the kernel of {seen.op} on {device} gives other numbers for the same arguments"
-            return Finding("kernel", seen.op, what, (seen.name,), (line,), True, found)
+        line = seen.made.line or was.made.line or seen.name
+        if (apart := worst(seen.given, was.given, tolerance)) is not None:
+            found = _otherwise(line, flow, step, other) or _overwritten(line, flow, step, seen, was)
+            if found is not None:
+                return replace(found, apart=apart)
+        if (apart := worst(seen.results, _expected(seen, was), tolerance)) is not None:
+            found = _otherwise(line, flow, step, other)
+            if found is None:
+                what = f"the kernel of {seen.op} on {device} gives other numbers for the same arguments"
+                found = Finding("kernel", seen.op, what, (seen.name,), (line,), was.again is not None)
+            return replace(found, apart=apart)
     return None
 
 
-def _overwritten(code: Code, seen: Seen, was: Seen, step: Step | None, tolerance: Tolerance) -> Finding:
-    """An argument that is not what it should be, though all calls before were right."""
-    place = next(n for n, pair in enumerate(zip(seen.given, was.given)) if worst((pair[0],), (pair[1],), tolerance))
-    writers: list[str] = []
-    if step is not None:
-        place -= len(seen.given) - len(step.reads)
-        steps = code.flow().steps
-        sources = step.reads[place] if 0 <= place < len(step.reads) else ()
-        writers = [steps[one.origin].node for one in sources if isinstance(one.origin, int)]
-    said = f"; {', '.join(writers)} wrote there last" if writers else ""
-    what = f"{seen.name} reads something else than it should: its argument was written over before{said}"
-    lines = tuple(code.line(name) for name in (*writers, seen.name))
-    return Finding("memory", seen.op, what, (*writers, seen.name), lines, bool(writers))
+def _expected(seen: Seen, was: Seen) -> Tensors:
+    """What the graph's call leaves where it gets what the instruction got: what was rounded before is no fault of it.
+    Where it cannot be called so, what it left."""
+    pairs = list(zip(seen.given, was.given))
+    same = len(seen.given) == len(was.given) and all(
+        (one is None) == (other is None) and (one is None or other is None or one.shape == other.shape)
+        for one, other in pairs
+    )
+    return was.again(seen.given) if was.again is not None and same else was.results
 
 
-def _written_otherwise(name: str, steps: Mapping[str, Step], intended: Code) -> str:
-    """How an instruction differs from that of a build, or nothing."""
-    there = next((step for step in intended.flow().steps if step.node == name), None)
-    here = steps.get(name)
-    if here is None or there is None or (here.op, here.said) == (there.op, there.said):
-        return ""
-    return f"{here.op}({here.said}) instead of {there.op}({there.said})"
+def _otherwise(line: str, flow: Flow, here: Step, intended: Flow | None) -> Finding | None:
+    """How an instruction differs from that of a build, if it does: in what it says, or in whose results it reads."""
+    there = None if intended is None else next((step for step in intended.steps if step.node == here.node), None)
+    if there is None or intended is None:
+        return None
+    if (here.op, here.said) != (there.op, there.said):
+        what = "the instruction is not the one that a build writes: "
+        what += f"{here.op}({here.said}) instead of {there.op}({there.said})"
+        return Finding("instruction", here.op, what, (here.node,), (line,), True)
+    mine, theirs = _read(flow, here), _read(intended, there)
+    if mine == theirs:
+        return None
+    what = f"{here.node} reads {', '.join(mine) or 'nothing'}, where a build has it read {', '.join(theirs)}"
+    likely = sorted(theirs, key=lambda name: name in mine)  # what it no longer reads comes first
+    return Finding("memory", here.op, what, (here.node, *likely), (line,), True)
+
+
+def _read(flow: Flow, step: Step) -> list[str]:
+    """What a step reads, by the names of the calls and constants."""
+    origins = [source.origin for read in step.reads for source in read]
+    names = (flow.steps[one].node if isinstance(one, int) else " ".join(one) for one in origins)
+    return list(dict.fromkeys(names))
+
+
+def _overwritten(line: str, flow: Flow, step: Step, seen: Seen, was: Seen) -> Finding | None:
+    """An argument whose bytes were written last by a call that its numbers do not follow from."""
+    before = None if was.node is None else _before(was.node)
+    writers = [flow.steps[one.origin].node for read in step.reads for one in read if isinstance(one.origin, int)]
+    others = [name for name in writers if before is not None and name not in before]
+    if not others:
+        return None
+    what = f"{seen.name} reads something else than it should: {', '.join(others)} wrote there last"
+    return Finding("memory", seen.op, what, (*others, seen.name), (line,), True)
+
+
+def _before(node: Node) -> set[str]:
+    """The calls that a call follows from, by name."""
+    todo, done = [node], set[Node]()
+    while todo:
+        for one in todo.pop().all_input_nodes:
+            if one not in done:
+                done.add(one)
+                todo.append(one)
+    return {one.name for one in done}
 
 
 def missing_waits(code: Code) -> Iterator[Finding]:

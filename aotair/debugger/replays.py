@@ -12,13 +12,13 @@ from aotair_runtime.capture.bind import bound_call
 from aotair_runtime.devices.host_call import HostCall
 from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.packed import tensor_numbers
-from aotair_runtime.format.schema import READ_ONLY, Instruction, Space
+from aotair_runtime.format.schema import READ_ONLY, Form, Instruction, Space
 from aotair_runtime.format.structure import leaf_names
 from aotair_runtime.format.written import written_arguments, written_names
 from aotair_runtime.model import Model
 
 from ..prove.runs import Run
-from .trail import Seen, Trail, kept
+from .trail import Seen, Trail, kept, overwrites
 
 Lists = Sequence[list[int]]
 
@@ -31,9 +31,16 @@ class Call:
     states: Mapping[str, torch.Tensor]
 
 
-def captured(model: Model, name: str, call: Call) -> Run:
-    """What a call leaves behind, as any caller makes it."""
+def captured(model: Model, name: str, call: Call, lists: Mapping[str, list[int]]) -> Run:
+    """What a call leaves behind, as any caller makes it, where one with other `lists` was the last to be served by the
+    same captured graph."""
     given, entry = _prepared(model, name, call), model.entry_points[name]
+    entry.flat(_in_order(entry, {**given, **lists}))
+    _put_states(model, call)
+    with torch.inference_mode():
+        for spec in entry.spec.inputs:
+            if spec.kind == "mutated":
+                given[spec.name].copy_(call.inputs[spec.name])  # type: ignore[union-attr]  # a tensor
     outputs = entry.flat(_in_order(entry, given))
     model.synchronize()
     return _run(model, entry, given, outputs)
@@ -68,16 +75,20 @@ def stepped(
 
 def _prepared(model: Model, name: str, call: Call) -> dict[str, torch.Tensor | list[int]]:
     """The inputs as a caller has them, on the device; the states are those of the call."""
-    model.reset_state()
-    own = model.state
-    with torch.inference_mode():
-        for state, value in call.states.items():
-            own[state].copy_(value)
+    _put_states(model, call)
     specs = model.entry_points[name].spec.inputs
     return {
         spec.name: call.inputs[spec.name].tolist() if spec.host else call.inputs[spec.name].to(model.device, copy=True)
         for spec in specs
     }
+
+
+def _put_states(model: Model, call: Call) -> None:
+    model.reset_state()
+    own = model.state
+    with torch.inference_mode():
+        for state, value in call.states.items():
+            own[state].copy_(value)
 
 
 def _in_order(entry: Entry, given: Mapping[str, object]) -> list[torch.Tensor]:
@@ -138,7 +149,8 @@ class _Steps:
 
     def _given(self, item: Instruction) -> Iterator[torch.Tensor | None]:
         """The tensors among the arguments; None for a weight, which is as it was loaded."""
-        for number in tensor_numbers((*item.args, *(value for _, value in item.kwargs))):
+        args = item.args[item.form == Form.EFFECT and overwrites(self._parts.program.ops[item.op].name) :]
+        for number in tensor_numbers((*args, *(value for _, value in item.kwargs))):
             space = self._tensors.space(number)
             is_weight = space in READ_ONLY and space != Space.INPUT
             yield None if is_weight else self._tensors[number]

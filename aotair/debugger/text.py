@@ -21,18 +21,19 @@ def rung_cells(rung: Rung) -> list[str]:
 HEAD = ["form", "called with", "", "largest error", "units"]
 
 
-def _lines(found: Debugged, top: int) -> Iterator[str]:
-    yield f"{found.name}: {found.entry}, bucket {found.bucket}"
-    yield ""
-    yield table(HEAD, [rung_cells(rung) for rung in found.rungs])
-    for note in found.notes:
-        yield f"\nnote: {note}"
-    yield ""
+def said(found: Debugged) -> Iterator[str]:
+    """What was found, in words."""
+    yield from (f"note: {note}" for note in found.notes)
     if found.is_right:
         yield "Nothing is wrong: every form gives the same numbers, within the tolerance."
-        return
     for finding in found.findings:
         yield from _finding(finding)
+
+
+def _lines(found: Debugged, top: int) -> Iterator[str]:
+    yield f"{found.name}: {found.entry}, bucket {found.bucket}\n"
+    yield table(HEAD, [rung_cells(rung) for rung in found.rungs]) + "\n"
+    yield from said(found)
     wrong = next((n for n, point in enumerate(found.points) if not point.within), None)
     if wrong is not None:
         yield "\nThe errors of the calls up to the first wrong one:"

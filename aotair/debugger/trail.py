@@ -1,14 +1,18 @@
 """What did each call of a run get, and what did it leave? And from which on do two runs differ?"""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from torch.fx.node import Node
 
 from aotair_runtime.format.debug_data import Made
 from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.weights.compared import Difference, difference
+
+from ..diff.flow import OVERWRITE
 
 Tensors: TypeAlias = tuple[torch.Tensor | None, ...]
 _SHOWN = 6  # numbers of a result that are shown
@@ -17,13 +21,16 @@ _SHOWN = 6  # numbers of a result that are shown
 @dataclass(frozen=True)
 class Seen:
     """A call: its name in the graph, its op, where it comes from, copies on the host of the tensors that it got, and of
-    what it left: its results, then what it wrote into. None stands for what nobody looked at."""
+    what it left: its results, then what it wrote into. None stands for a constant, and for what nobody looked at.
+    Of a graph's call also its `node`, and `again`: what it leaves where it gets other tensors."""
 
     name: str
     op: str
     made: Made
     given: Tensors
     results: Tensors
+    node: Node | None = None
+    again: Callable[[Tensors], Tensors] | None = None
 
 
 Trail: TypeAlias = Mapping[str, Seen]  # by name, in the order of the calls
@@ -47,6 +54,11 @@ class Point:
     line: str
     error: float
     within: bool
+
+
+def overwrites(op: str) -> bool:
+    """Whether an op, by its name, writes into its first argument and does not read it."""
+    return re.split(r"::|\.", op)[1] in OVERWRITE
 
 
 def apart(got: torch.Tensor, want: torch.Tensor, found: Difference) -> Apart:
@@ -91,8 +103,8 @@ def points(got: Trail, want: Trail, tolerance: Tolerance) -> list[Point]:
         if name in want:
             errors = [difference(*pair, tolerance) for pair in compared(seen.results, want[name].results)]
             if errors:
-                most = max(one.error for one in errors)
-                found.append(Point(name, seen.made.line or name, most, all(one.within for one in errors)))
+                most, line = max(one.error for one in errors), seen.made.line or want[name].made.line or name
+                found.append(Point(name, line, most, all(one.within for one in errors)))
     return found
 
 

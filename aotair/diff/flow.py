@@ -39,7 +39,7 @@ from aotair_runtime.format.written import written_arguments, written_names
 Place: TypeAlias = tuple[int, int]  # a space, and the number within it
 Origin: TypeAlias = int | tuple[str, str]  # the number of a step, or a kind and a name: ("constant", "up.weight")
 RETURN = "return"  # the op of the last step, which reads outputs and what lasts
-_OVERWRITE = ("copy_", "fill_", "zero_")  # ops that do not read what they write into
+OVERWRITE = ("copy_", "fill_", "zero_")  # ops that do not read what they write into
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Reader:
     def _add(self, number: int, item: Instruction) -> None:
         op = self._program.ops[item.op]
         schema = schema_of(op.schema)
-        overwrites = item.form == Form.EFFECT and op.name.split("::")[-1].split(".")[0] in _OVERWRITE
+        overwrites = item.form == Form.EFFECT and op.name.split("::")[-1].split(".")[0] in OVERWRITE
         values = (*item.args[overwrites:], *(value for _, value in item.kwargs))
         reads = tuple(self._sources(number) for number in tensor_numbers(values))
         said = ", ".join(self._arguments(item, schema))
