@@ -24,6 +24,7 @@ from aotair.debugger.finding import Debugged
 from aotair.debugger.ladder import Form, copied
 from aotair.debugger.programs import code_of, listed
 from aotair.debugger.search import Asked
+from aotair.errors import InternalError
 from aotair.graph.fake import recompute
 from aotair.pack import lay_down
 from aotair.passes import pipeline
@@ -218,7 +219,7 @@ def answers(right: Built, program: Program, entry: int) -> list[torch.Tensor] | 
             return [
                 one.clone() for one in loaded.entry_points[spec.name].flat([some(spec, one) for one in spec.inputs])
             ]
-    except AotairError:
+    except (AotairError, InternalError):
         return None
 
 
@@ -348,10 +349,19 @@ CHANGES: Sequence[tuple[str, Plant, set[str]]] = (
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-ROUNDED = {
-    "minilm": ("aten::sum.IntList_out", "aten::linalg_vector_norm.out"),
-    "llama": ("aten::mul.out", "aten::mean.out", "aten::cos.out", "aten::pow.Tensor_Scalar_out"),
-    "deepseek_v3": ("aten::silu.out", "aten::sub.out"),
+aten = torch.ops.aten
+ROUNDED = {  # by model: kernels that write where they are told, each with the op that it is a form of
+    "minilm": {
+        "aten::sum.IntList_out": aten.sum.dim_IntList,
+        "aten::linalg_vector_norm.out": aten.linalg_vector_norm.default,
+    },
+    "llama": {
+        "aten::mul.out": aten.mul.Tensor,
+        "aten::mean.out": aten.mean.dim,
+        "aten::cos.out": aten.cos.default,
+        "aten::pow.Tensor_Scalar_out": aten.pow.Tensor_Scalar,
+    },
+    "deepseek_v3": {"aten::silu.out": aten.silu.default, "aten::sub.out": aten.sub.Tensor},
 }
 
 
@@ -361,20 +371,18 @@ def in_kernels(only: str | None) -> Iterator[Outcome]:
         of = model(name)
         ready = begun(of)[0]
         program = built(of, ready).program
-        for op in ops:
+        for op, plain in ops.items():
             if op not in [one.name for one in program.ops] or (only and only not in f"{name}: {op}"):
                 continue
-            with rounding(op):
+            with rounding(op, plain):
                 found = debug_recipe(ready, Asked(), None, lambda rung: None)
             yield outcome(f"{name}: {op} rounds to bfloat16", found, {"kernel"}, None, {op})
 
 
 @contextlib.contextmanager
-def rounding(name: str) -> Iterator[None]:
-    """The kernel of an out variant on the CPU, rounded; the op without the place of its result is as it was."""
+def rounding(name: str, plain: torch._ops.OpOverload) -> Iterator[None]:
+    """The kernel of an out variant on the CPU, rounded; `plain`, which has no place for its result, is as it was."""
     space, _, rest = name.partition("::")
-    base = getattr(getattr(torch.ops, space), rest.partition(".")[0])
-    plain = next(getattr(base, one) for one in ("Tensor", "int", "default") if one in base.overloads())
 
     def run(*args, **kwargs):
         outs = [kwargs.pop(key) for key in list(kwargs) if key.startswith("out")]

@@ -23,8 +23,8 @@ ORDER = {
     BUILDER: [
         "errors", "disk", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes",
         "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse",
-        "tools", "hf", "chat", "buckets", "diff", "explore", "report", "builder", "commands", "cli", "__main__",
-        "__init__",
+        "tools", "hf", "chat", "buckets", "diff", "debugger", "explore", "report", "builder", "commands", "cli",
+        "__main__", "__init__",
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "capture",

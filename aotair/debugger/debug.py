@@ -84,12 +84,13 @@ def _debug_bucket(
         broken = ladder.climb(more, compared.calls, compared.wanted, search.rung, start=1)
         forms = more
     device = "host"
+    reference.reset()
     if broken is not None:
         search.found(broken.finding, broken.points)
     else:
-        reference.reset()
         trails = {one.words: ladder.trail(forms[-1], one) for one in compared.calls}
         device = _debug_program(search, begun, job, sizes, artifact, asked.device, compared, trails)
+        reference.reset()
     return search.result(begun.job.name, job.entry, _bucket_name(job, sizes), device)
 
 

@@ -58,14 +58,18 @@ def _run(interpreter: "_Interpreter", graph: torch.fx.Graph, values: Mapping[str
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Runs a graph that has no module; what orders streams does nothing here."""
+    """Runs a graph that has no module. What orders streams does nothing here, and memory that nothing was written to
+    holds zeros: what is left in it else is other in each run."""
 
     def __init__(self, graph: torch.fx.Graph):
         super().__init__(torch.nn.Module(), graph=graph)
 
     def run_node(self, n: Node) -> Any:
         is_order = isinstance(n.target, torch._ops.OpOverload) and air.is_marker(n.target)
-        return None if is_order else super().run_node(n)
+        result: Any = None if is_order else super().run_node(n)
+        if n.target in UNINITIALISED:
+            result.zero_()
+        return result
 
 
 class _Observing(_Interpreter):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from aotair_runtime.format.structure import leaf_names
+from aotair_runtime.format.torch_names import dtype
 
 from ..errors import RecipeError
 from ..export.exported import Exported
@@ -81,12 +82,15 @@ def smallest_bucket(job: EntryJob, inputs: Mapping[str, torch.Tensor]) -> tuple[
     """The smallest bucket that holds these inputs, and their own sizes. Raises RecipeError."""
     known: dict[str, int] = {}
     for name, item in job.inputs.items():
-        if name not in inputs or len(inputs[name].shape) != len(item.shape):
-            got = list(inputs[name].shape) if name in inputs else "nothing"
-            raise RecipeError(
-                f"the input {name!r} does not fit", where=job.where, expected=str(item.shape), got=f"{got}"
-            )
-        known |= {dim: size for dim, size in zip(item.shape, inputs[name].shape) if isinstance(dim, str)}
+        got = tuple(inputs[name].shape) if name in inputs else ()
+        fits = len(got) == len(item.shape) and all(
+            known.setdefault(dim, size) == size if isinstance(dim, str) else dim == size
+            for dim, size in zip(item.shape, got)
+        )
+        if not fits or inputs[name].dtype != dtype(item.dtype):
+            said = f"{inputs[name].dtype} {list(got)}".removeprefix("torch.") if name in inputs else "nothing"
+            expected = f"{item.dtype} [{', '.join(map(str, item.shape))}]"
+            raise RecipeError(f"the input {name!r} does not fit", where=job.where, expected=expected, got=said)
     sizes = tuple(known[dim] for dim in job.dims())
     pads = [job.paddable(dim) for dim in job.dims()]
     fitting = [

@@ -12,10 +12,11 @@ from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.schema import Bucket, EntryPoint, HostArg, Program, Tolerance
 
 from ..diff.flow import Flow, Step, constant_names, flow_of
+from ..lower.lowerings import UNINITIALISED
 from ..prove.apart import apart
 from ..prove.runs import Run
 from .finding import Finding
-from .races import races
+from .races import races, writes_over_what_it_reads
 from .trail import Seen, Tensors, Trail, worst
 
 
@@ -51,27 +52,40 @@ def code_of(artifact: Artifact, entry: str, sizes: tuple[int, ...]) -> Code:
 def wrong_instruction(
     code: Code, got: Trail, want: Trail, tolerance: Tolerance, intended: Code | None, device: str
 ) -> Finding | None:
-    """The first instruction whose results do not follow from what it got, or that got what it should not: what was
-    there is gone. `want` is the run of the bucket's graph; `intended` the program as a build writes it, where the one
-    that ran is somebody's."""
+    """The first instruction whose results do not follow from what it got, or that got what it should not. `want` is the
+    run of the bucket's graph; `intended` the program as a build writes it, where the one that ran is somebody's."""
     flow, other = code.flow(), None if intended is None else intended.flow()
     steps = {step.node: step for step in flow.steps}
+    overwritten: list[Finding] = []
     for seen in got.values():
         was, step = want.get(seen.name), steps.get(seen.name)
         if was is None or step is None:
             continue
         line = seen.made.line or was.made.line or seen.name
         if (apart := worst(seen.given, was.given, tolerance)) is not None:
-            found = _otherwise(line, flow, step, other) or _overwritten(line, flow, step, seen, was)
-            if found is not None:
+            if (found := _otherwise(line, flow, step, other)) is not None:
                 return replace(found, apart=apart)
+            overwritten += [replace(one, apart=apart) for one in _overwritten(line, flow, step, seen, was)]
         if (apart := worst(seen.results, _expected(seen, was), tolerance)) is not None:
-            found = _otherwise(line, flow, step, other)
-            if found is None:
-                what = f"the kernel of {seen.op} on {device} gives other numbers for the same arguments"
-                found = Finding("kernel", seen.op, what, (seen.name,), (line,), was.again is not None)
+            item = code.program.instructions[step.number]
+            found = _otherwise(line, flow, step, other) or _kernel(line, seen, was, device)
+            if found.kind == "kernel" and writes_over_what_it_reads(code.program, code.bucket, item):
+                what = f"{seen.name} writes its results over what it reads"
+                found = replace(found, kind="memory", what=what)
             return replace(found, apart=apart)
-    return None
+    return _unlike(flow, other) or next(iter(overwritten), None)
+
+
+def _kernel(line: str, seen: Seen, was: Seen, device: str) -> Finding:
+    what = f"the kernel of {seen.op} on {device} gives other numbers for the same arguments"
+    return Finding("kernel", seen.op, what, (seen.name,), (line,), was.again is not None)
+
+
+def _unlike(flow: Flow, intended: Flow | None) -> Finding | None:
+    """The first instruction that is another one than a build writes, whatever it does to the numbers."""
+    found = (_otherwise(step.line, flow, step, intended) for step in flow.steps)
+    first = next((one for one in found if one is not None), None)
+    return None if first is None else replace(first, certain=False)
 
 
 def _expected(seen: Seen, was: Seen) -> Tensors:
@@ -109,26 +123,28 @@ def _read(flow: Flow, step: Step) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _overwritten(line: str, flow: Flow, step: Step, seen: Seen, was: Seen) -> Finding | None:
+def _overwritten(line: str, flow: Flow, step: Step, seen: Seen, was: Seen) -> Iterator[Finding]:
     """An argument whose bytes were written last by a call that its numbers do not follow from."""
-    before = None if was.node is None else _before(was.node)
+    before = set() if was.node is None else _before(was.node)
+    if not before or any(node.target in UNINITIALISED for node in before):
+        return  # memory that nobody wrote to holds what others left there
+    names = {node.name for node in before}
     writers = [flow.steps[one.origin].node for read in step.reads for one in read if isinstance(one.origin, int)]
-    others = [name for name in writers if before is not None and name not in before]
-    if not others:
-        return None
-    what = f"{seen.name} reads something else than it should: {', '.join(others)} wrote there last"
-    return Finding("memory", seen.op, what, (*others, seen.name), (line,), True)
+    others = [name for name in writers if name not in names]
+    if others:
+        what = f"{seen.name} reads something else than it should: {', '.join(others)} wrote there last"
+        yield Finding("memory", seen.op, what, (*others, seen.name), (line,))
 
 
-def _before(node: Node) -> set[str]:
-    """The calls that a call follows from, by name."""
+def _before(node: Node) -> set[Node]:
+    """What a call follows from."""
     todo, done = [node], set[Node]()
     while todo:
         for one in todo.pop().all_input_nodes:
             if one not in done:
                 done.add(one)
                 todo.append(one)
-    return {one.name for one in done}
+    return done
 
 
 def missing_waits(code: Code) -> Iterator[Finding]:

@@ -61,6 +61,12 @@ def races(program: Program, bucket: Bucket) -> list[Race]:
     return found
 
 
+def writes_over_what_it_reads(program: Program, bucket: Bucket, item: Instruction) -> bool:
+    """Whether a result lies where an argument does, and is another tensor."""
+    touches = list(_touches(program, bucket, item))
+    return any(one.writes and not other.writes and one.meets(other) for one in touches for other in touches)
+
+
 def _calls(program: Program, bucket: Bucket) -> Iterator[_Call]:
     """The calls, each with what is over before it: the clock of its stream."""
     items = [(number, program.instructions[number]) for number in bucket.code]

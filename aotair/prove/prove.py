@@ -207,8 +207,8 @@ class _Prover:
                 fix=_FAST_PATH
                 if self._runner.original.has_fast_path()
                 else "loosen verify if that is what the dtype "
-                "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: --stop-after and "
-                "--max-rewrites find it",
+                "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: aotair debug "
+                "finds it",
             )
         return found
 

@@ -20,11 +20,11 @@ _ELSEWHERE = {
         "fusion_config": f"{_GE}, or name rules in experimental_config.disabled_fusion_rules",
         "export": "aotair build writes the artifact: leave it out",
         "inference_config": "sizes are the recipe's buckets: leave it out",
-        "dump_config": "debug.graph_dump.path dumps graphs; tensors are compared by the proof: leave it out",
+        "dump_config": "debug.graph_dump.path dumps graphs, and aotair debug compares tensors: leave it out",
         "npugraphex_config": "set the same option at its place in debug, experimental_config or the arguments of load",
     },
     "Debug": {
-        "data_dump": "tensors are compared by the proof; aotair --debug build --stop-after PASS finds what is wrong",
+        "data_dump": "aotair debug compares the tensors of every call, and names the first that is wrong: leave it out",
         "fx_summary": "report.html in the artifact, and aotair inspect, say what a program holds",
         "run_eagerly": "aotair.load(path, device='cpu') runs any artifact without a captured graph",
         "deadlock_check": "streams and events are checked when the artifact is built: leave it out",
