@@ -15,7 +15,7 @@ LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo chat test fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
+.PHONY: help demo chat test coverage fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,10 +43,13 @@ build/smollm2.aotair: recipes/smollm2.yaml | $(INSTALLED) $(SMOLLM2)
 chat: $(INSTALLED) build/smollm2.aotair ## build SmolLM2-135M-Instruct, and talk with it
 	@$(BIN)/aotair chat build/smollm2.aotair --speed
 
-test: $(INSTALLED) ## all tests, and the lines they run; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
-		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
+test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
+
+coverage: $(INSTALLED) ## all tests but those of the simulated NPU, and the lines that they run (takes half as long again)
+	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
 
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000), folds (2,000), weight arithmetic (500), every planted fault; on the simulated NPU 600 graphs and 1,000 sequences (an hour)
 	$(BIN)/python -m pytest $(LONG) tests/test_fuzz.py --graphs 2000
