@@ -111,16 +111,21 @@ def _otherwise(line: str, flow: Flow, here: Step, intended: Flow | None) -> Find
     mine, theirs = _read(flow, here), _read(intended, there)
     if mine == theirs:
         return None
-    what = f"{here.node} reads {', '.join(mine) or 'nothing'}, where a build has it read {', '.join(theirs)}"
-    likely = sorted(theirs, key=lambda name: name in mine)  # what it no longer reads comes first
-    return Finding("memory", here.op, what, (here.node, *likely), (line,), True)
+    one, other = (", ".join(dict.fromkeys(name for name, _ in read)) or "nothing" for read in (mine, theirs))
+    what = f"{here.node} reads {one}, where a build has it read {other}"
+    if one == other:
+        what = f"{here.node} reads other bytes of {one} than a build has it read"
+    came = [read for read in mine if read not in theirs]
+    likely = [*came, *(read for read in theirs if read not in mine), (here.node, 0), *theirs]
+    calls = tuple(dict.fromkeys(name for name, _ in likely))
+    return Finding("memory", here.op, what, calls, (line,), True)
 
 
-def _read(flow: Flow, step: Step) -> list[str]:
-    """What a step reads, by the names of the calls and constants."""
-    origins = [source.origin for read in step.reads for source in read]
-    names = (flow.steps[one].node if isinstance(one, int) else " ".join(one) for one in origins)
-    return list(dict.fromkeys(names))
+def _read(flow: Flow, step: Step) -> list[tuple[str, int]]:
+    """What a step reads: the names of the calls and constants, and how far from where each begins."""
+    sources = [source for read in step.reads for source in read]
+    names = (flow.steps[s.origin].node if isinstance(s.origin, int) else " ".join(s.origin) for s in sources)
+    return list(zip(names, (source.offset for source in sources)))
 
 
 def _overwritten(line: str, flow: Flow, step: Step, seen: Seen, was: Seen) -> Iterator[Finding]:
