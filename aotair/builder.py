@@ -38,7 +38,7 @@ from .recipe.job import Job, job_of
 from .recipe.read import check_recipe, completed, of_model, parse_recipe, read_recipe
 from .recipe.recipe import Recipe
 from .report.explain import Explained
-from .report.page import page
+from .report.page import pages
 from .reuse import built_like
 from .summary import Bisection, Listener, Quantised, Summary
 
@@ -253,7 +253,7 @@ class _Line:
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            report = page(proved.program, counts, built.pictures, self.quantised)
+            report = pages(proved.program, counts, built.pictures, self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
             check_written(folder, self.job.target.allowed, self.job.where)

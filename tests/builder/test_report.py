@@ -1,6 +1,8 @@
 """report.html: each bucket's arena drawn as it is planned, whose memory it is, and what is alive at the peak."""
 
+import base64
 import functools
+import hashlib
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -16,10 +18,11 @@ from aotair.passes import pipeline
 from aotair.passes.observer import Observer
 from aotair.plan.picture import DrawnPeak, Picture, Strip, drawn_peak
 from aotair.program import Built, build_program
+from aotair.promise import promised
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair.report import arena
-from aotair.report.page import page
+from aotair.report.page import pages
 from aotair.target.target import Target
 from aotair_runtime.format.schema import Space
 
@@ -36,6 +39,16 @@ def planned(recipe) -> Built:
 @functools.cache
 def built_for(name: str) -> Built:
     return planned(job_of(parse_recipe(RECIPES[name])))
+
+
+def report(built: Built) -> dict[str, str]:
+    return pages(built.program, {}, built.pictures)
+
+
+def page(built: Built) -> str:
+    """The page of the only entry point."""
+    (entry,) = built.program.entry_points
+    return report(built)[f"report/{entry.name}.html"]
 
 
 def drawings(text: str) -> list[ElementTree.Element]:
@@ -160,7 +173,7 @@ def test_strips_know_their_tensor_and_the_line_of_the_model():
 @pytest.mark.parametrize("name", NAMES)
 def test_rectangles_are_the_strips_to_scale(name):
     built = built_for(name)
-    svgs = iter(drawings(page(built.program, {}, built.pictures)))
+    svgs = iter(drawings(page(built)))
     for shown in built.pictures.values():
         if not shown.strips:
             continue
@@ -177,7 +190,7 @@ def test_rectangles_are_the_strips_to_scale(name):
 
 def test_hovering_names_the_tensor_and_the_line():
     built = built_for("encoder")
-    *_, last = drawings(page(built.program, {}, built.pictures))
+    *_, last = drawings(page(built))
     titles = list(boxes(last))
     assert any(t.startswith("ids: int64[4, 16]") and "inputs are copied in" in t for t in titles)
     (wide,) = (title for title in titles if "float32[64, 64]" in title)
@@ -188,7 +201,7 @@ def test_hovering_names_the_tensor_and_the_line():
 
 def test_the_peak_is_marked_and_listed():
     built = built_for("encoder")
-    text = page(built.program, {}, built.pictures)
+    text = page(built)
     for svg, shown in zip(drawings(text), built.pictures.values(), strict=True):
         found = drawn_peak(shown)
         (mark,) = (path for path in svg.iter(f"{SVG}path") if path.get("class") == "peak")
@@ -204,13 +217,13 @@ def test_the_peak_is_marked_and_listed():
 
 def test_only_the_highest_bucket_is_open():
     built = built_for("encoder")
-    opened = re.findall(r"<details( open)?><summary>(.*?):", page(built.program, {}, built.pictures))
+    opened = re.findall(r"<details( open)?><summary>(.*?):", page(built))
     assert [title for is_open, title in opened if is_open] == ["batch=4, seq=16"]
     assert len(opened) == len(built.pictures)
 
 
 def test_inputs_and_outputs_have_their_colours():
-    (svg, *_) = drawings(page(built_for("linear").program, {}, built_for("linear").pictures))
+    (svg, *_) = drawings(page(built_for("linear")))
     kinds = {
         rect.findtext(f"{SVG}title").split(":")[0]: rect.get("class").split()[0] for rect in svg.iter(f"{SVG}rect")
     }
@@ -264,47 +277,71 @@ def test_hostile_names_are_text():
 
 
 class _Balance(HTMLParser):
-    """Every tag that opens closes, in order."""
+    """Every tag that opens closes, in order; links lead to pages of the report or within the page."""
 
-    def __init__(self):
+    def __init__(self, names: set[str]):
         super().__init__()
         self.open: list[str] = []
+        self.names = names
 
     def handle_starttag(self, tag, attrs):
-        if tag != "meta":
+        if tag not in ("meta", "input"):
             self.open.append(tag)
-        assert tag != "script" and not {"src", "href"} & {name for name, _ in attrs}
+        given = dict(attrs)
+        assert not {"src", "style"} & set(given) and not any(name.startswith("on") for name in given)
+        assert given.get("href", "#").startswith("#") or given["href"].removeprefix("../") in self.names
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_a_browser_may_run_and_fetch_nothing_for_the_page():
-    built = built_for("encoder")
-    text = page(built.program, {}, built.pictures)
-    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules.pop("style-src") == "'unsafe-inline'" and set(rules.values()) == {"'none'"} and "default-src" in rules
-    assert text.index(policy) < text.index("<title>") and "<script" not in text
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_one_well_formed_file(name):
-    built = built_for(name)
-    parser = _Balance()
-    parser.feed(page(built.program, {}, built.pictures))
-    assert not parser.open
+def test_a_browser_fetches_nothing_and_runs_what_the_policy_names(name):
+    for text in report(built_for(name)).values():
+        (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+        scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+        assert rules.pop("style-src") == digest(style)
+        assert rules.pop("script-src", "") == " ".join(map(digest, scripts))
+        assert (
+            "default-src" in rules and set(rules.values()) == {"'none'"} and text.index(policy) < text.index("<title>")
+        )
+        assert len(re.findall("<script", text)) == len(scripts) + text.count('<script type="application/json"')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pages_are_well_formed_and_lead_to_each_other(name):
+    found = report(built_for(name))
+    for text in found.values():
+        parser = _Balance(set(found))
+        parser.feed(text)
+        assert not parser.open
+        assert text.count('aria-current="page"') == 1
 
 
 def test_the_page_of_a_real_encoder_is_small():
     built = planned(job_of(read_recipe(ROOT / "recipes" / "minilm.yaml")))
-    text = page(built.program, {}, built.pictures)
+    text = page(built)
     assert len(drawings(text)) == 15 and len(text.encode()) < 1_000_000
     assert "modeling_bert.py:" in text
 
 
-def test_two_builds_write_the_same_page(tmp_path):
-    pages = [
-        (aotair.build(RECIPES["encoder"], tmp_path / f"{turn}.aotair") / "report.html").read_bytes() for turn in "ab"
-    ]
-    assert pages[0] == pages[1] and b"<svg" in pages[0]
+def test_two_builds_write_the_same_pages(tmp_path):
+    one, other = (aotair.build(RECIPES["encoder"], tmp_path / f"{turn}.aotair") for turn in "ab")
+    names = sorted(str(file.relative_to(one)) for file in one.rglob("*.html"))
+    assert names == ["report.html", "report/forward.html"]
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert b"<svg" in (one / "report" / "forward.html").read_bytes()
+
+
+def test_the_front_page_leads_to_the_entry_points_and_says_what_is_promised():
+    built = built_for("encoder")
+    text = report(built)["report.html"]
+    assert '<a href="report/forward.html">forward</a>' in text and "not proved" in text
+    assert f"{promised(built.program).peak:,}" in text
