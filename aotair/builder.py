@@ -192,7 +192,7 @@ def _begun(
             quantised = quantize(model, job)
         with clock.stage("export"):
             job = _checked(model, job)
-            observer = _observer(job, bisection.max_rewrites)
+            observer = _observer(job, bisection.max_rewrites, keeps=write)
             exported = _exported(model, job, observer)
         yield _Line(job, model, quantised, exported, observer, bisection, clock, place)
 
@@ -253,7 +253,7 @@ class _Line:
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            report = pages(proved.program, counts, built.pictures, self.quantised)
+            report = pages(proved.program, built, self.explained(), self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
             check_written(folder, self.job.target.allowed, self.job.where)
@@ -344,11 +344,11 @@ def _nodes(exported: Sequence[Exported]) -> int:
     return sum(len(one.module.graph.nodes) for one in exported)
 
 
-def _observer(job: Job, max_rewrites: int | None) -> Observer:
+def _observer(job: Job, max_rewrites: int | None, keeps: bool) -> Observer:
     dump = job.config.debug.graph_dump
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
-    return Observer(job.target, folder, max_rewrites, dump.type == "py")
+    return Observer(job.target, folder, max_rewrites, dump.type == "py", keeps)
 
 
 class _Clock:

@@ -1,23 +1,23 @@
-"""Which pages does an artifact's report have? One in front, one for each entry point; without network."""
-
-from collections.abc import Mapping
+"""Which pages does an artifact's report have? One in front, one of the passes, one for each entry point; no network."""
 
 from aotair_runtime.format.schema import Program
 
+from ..program import Built
 from ..summary import Quantised
-from .entry import Pictures, entry_page, name_of
-from .frame import FRONT
+from .entry import entry_page, name_of
+from .explain import Explained
+from .frame import FRONT, PASSES
 from .front import front
+from .passes import passes_page
 
 
-def pages(
-    program: Program,
-    fusions: Mapping[str, tuple[int, int]],
-    pictures: Pictures,
-    quantised: Quantised | None = None,
-) -> dict[str, str]:
-    """The pages by their names in the artifact; the same for the same program. `fusions`: what each rule fused, and
-    left alone; `quantised`: what `quantize` of the recipe did."""
-    names = {FRONT: "Overview", **{name_of(entry): entry.name for entry in program.entry_points}}
-    found = {FRONT: front(program, fusions, quantised, names)}
-    return found | {name_of(entry): entry_page(program, entry, pictures, names) for entry in program.entry_points}
+def pages(program: Program, built: Built, explained: Explained, quantised: Quantised | None = None) -> dict[str, str]:
+    """The pages by their names in the artifact; the same for the same build. `program`: that of `built`, proved;
+    `quantised`: what `quantize` of the recipe did."""
+    names = {FRONT: "Overview"}
+    names |= {PASSES: "Passes"} if explained.records else {}
+    names |= {name_of(entry): entry.name for entry in program.entry_points}
+    found = {FRONT: front(program, explained.counts(), quantised, names)}
+    if explained.records:
+        found[PASSES] = passes_page(program.name, explained.records, names)
+    return found | {name_of(entry): entry_page(program, entry, built.pictures, names) for entry in program.entry_points}
