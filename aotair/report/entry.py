@@ -6,7 +6,7 @@ from aotair_runtime.format.schema import REPORT_FOLDER, EntryPoint, PaddingProof
 from aotair_runtime.format.sizes import describe, shape_text
 
 from ..plan.picture import Picture
-from . import arena
+from . import arena, drawing
 from .frame import Raw, document, table
 
 _NAMED = 6_000  # rectangles that can be hovered over, on the whole page
@@ -20,16 +20,17 @@ def name_of(entry: EntryPoint) -> str:
     return f"{REPORT_FOLDER}/{entry.name}.html"
 
 
-def entry_page(program: Program, entry: EntryPoint, pictures: Pictures, pages: Mapping[str, str]) -> str:
-    """The page."""
-    body = "\n".join(_sections(program, entry, pictures))
+def entry_page(program: Program, entry: EntryPoint, pictures: Pictures, graph: str, pages: Mapping[str, str]) -> str:
+    """The page; `graph` is what `drawing.drawing` makes of the entry point."""
+    body = "\n".join(_sections(program, entry, pictures, graph))
     title = f"{program.name}: {entry.name}"
-    return document(title, body, name_of(entry), pages, arena.STYLE)
+    return document(title, body, name_of(entry), pages, arena.STYLE + drawing.STYLE, drawing.SCRIPTS)
 
 
-def _sections(program: Program, entry: EntryPoint, pictures: Pictures) -> Iterator[str]:
+def _sections(program: Program, entry: EntryPoint, pictures: Pictures, graph: str) -> Iterator[str]:
     yield "<h2>Inputs and outputs</h2>" + _interface(entry)
     yield "<h2>Buckets</h2>" + _buckets(program, entry)
+    yield "<h2>The graph, module by module</h2>" + graph
     if pictures:  # none where the plans are another artifact's
         yield "<h2>The arena, step by step</h2>" + _arenas(entry, pictures)
     yield "<h2>Padding proofs</h2>" + _level(entry) + _padding(entry)

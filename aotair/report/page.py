@@ -2,8 +2,10 @@
 
 from aotair_runtime.format.schema import Program
 
+from ..diff.flow import constant_names
 from ..program import Built
 from ..summary import Quantised
+from .drawing import drawing
 from .entry import entry_page, name_of
 from .explain import Explained
 from .frame import FRONT, PASSES
@@ -20,4 +22,8 @@ def pages(program: Program, built: Built, explained: Explained, quantised: Quant
     found = {FRONT: front(program, explained.counts(), quantised, names)}
     if explained.records:
         found[PASSES] = passes_page(program.name, explained.records, names)
-    return found | {name_of(entry): entry_page(program, entry, built.pictures, names) for entry in program.entry_points}
+    constants = constant_names(program)
+    for entry in program.entry_points:
+        graph = drawing(program, entry, constants, built.debug)
+        found[name_of(entry)] = entry_page(program, entry, built.pictures, graph, names)
+    return found
