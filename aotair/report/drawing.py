@@ -10,7 +10,7 @@ from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.schema import EntryPoint, Program
 from aotair_runtime.format.sizes import describe
 
-from ..diff.flow import RETURN, Flow, Step, flow_of
+from ..diff.flow import LASTS, RETURN, Flow, Origin, Source, Step, flow_of
 from .frame import escaped
 from .tree import Module, tree
 
@@ -27,15 +27,16 @@ STYLE = """
 .graph g[role] { cursor: pointer; } .graph g[role]:focus { outline: none; }
 .graph g[role]:focus-visible > rect, .graph g.shown > rect { stroke: #e8872b; stroke-width: 3; }
 .graph path { fill: none; stroke: #7d8ea1; stroke-width: 1.2; }
-.graph dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; min-height: 6rem; }
+.graph dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; align-content: start;
+  min-height: 6rem; }
 .graph dt { font-weight: 600; } .graph dd { margin: 0; overflow-wrap: anywhere; }
 :root { --module: #dbe7f5; --input: #f8e3c3; --output: #cfeed9; }
 @media (prefers-color-scheme: dark) { :root { --module: #26405e; --input: #5c431a; --output: #1d4a2a; } }
 """
 _MOST = 20_000  # calls that are drawn
-_BODY = """<p>Boxes are calls, and modules of the model that open; lines lead down from what is computed to what reads it.
-Layers one after another that make the same calls are one box. Weights and states are not drawn: a call names them. Tab
-goes from box to box, Enter opens and closes; drag or the arrow keys move, + and - zoom, 0 shows all, and the wheel
+_BODY = """<p>Boxes are calls, and modules of the model that open; lines lead down from what is computed to what reads
+it. Layers one after another that make the same calls are one box. Weights and states are not drawn: a call names them.
+Tab goes from box to box, Enter opens and closes; drag or the arrow keys move, + and - zoom, 0 shows all, and the wheel
 zooms with Ctrl held or after a click into the drawing.</p>
 <div class="graph">
 <div class="ways" role="toolbar" aria-label="The drawing"><button type="button" data-way="in">Zoom in</button>
@@ -95,8 +96,14 @@ def _call(step: Step, inputs: int, places: dict[str, int], texts: "_Texts") -> l
     return [*map(texts.number, said), step.stream, list(dict.fromkeys(read))]
 
 
-def _origins(step: Step) -> list[object]:
-    return [source.origin for read in step.reads for source in read]
+def _origins(step: Step) -> list[Origin]:
+    """What it reads; at the end, what the outputs are, and not what lies in states by then."""
+    return [source.origin for read in step.reads if not _lasts(read) for source in read]
+
+
+def _lasts(read: Sequence[Source]) -> bool:
+    origin = read[0].origin if read else 0
+    return isinstance(origin, tuple) and origin[0] == LASTS
 
 
 def _read(step: Step, kind: str) -> list[str]:

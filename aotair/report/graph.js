@@ -17,6 +17,7 @@ const MANY = 1500; // boxes that are drawn at most
 const view = { x: 0, y: 0, scale: 1 };
 let size = { w: 1, h: 1 };
 let chosen = null;
+const partOf = new WeakMap(); // what each box on the page stands for
 
 connect(data.model, calls);
 
@@ -28,7 +29,8 @@ function callsOf(module) {
 
 function linesFor(part) {
   if (typeof part === "number") return [calls[part].texts[0], part < data.inputs ? "input" : calls[part].texts[2]];
-  const count = `${callsOf(part).toLocaleString("en")} calls`;
+  const number = callsOf(part);
+  const count = number === 1 ? "1 call" : `${number.toLocaleString("en")} calls`;
   return [part.name, part.alike ? `${part.alike} alike, ${count}` : count];
 }
 
@@ -56,10 +58,10 @@ function element(name, attributes, ...children) {
 function draw() {
   const whole = layout(data.model, sizeOf);
   size = { w: whole.w, h: whole.h };
-  const focused = document.activeElement?.part;
+  const focused = partOf.get(document.activeElement);
   canvas.replaceChildren(...drawn(whole));
   mark();
-  if (focused !== undefined) [...canvas.querySelectorAll("[role]")].find((box) => box.part === focused)?.focus();
+  if (focused !== undefined) [...canvas.querySelectorAll("[role]")].find((box) => partOf.get(box) === focused)?.focus();
 }
 
 function drawn(inside) {
@@ -98,7 +100,7 @@ function box(item) {
   const made = element("g", { class: kindOf(item), transform: at, tabindex: 0, role: "button" });
   made.setAttribute("aria-label", `${title}, ${below}`);
   if (isModule) made.setAttribute("aria-expanded", String(Boolean(item.inner)));
-  made.part = item.part;
+  partOf.set(made, item.part);
   made.append(element("rect", { width: round(item.w), height: round(item.h), rx: 4 }));
   made.append(element("title", {}, `${title}\n${below}`));
   if (item.inner) {
@@ -142,7 +144,7 @@ function choose(part) {
 function describe(part) {
   const rows = typeof part === "number"
     ? LABELS.map((label, number) => [label, calls[part].texts[number]])
-    : [["module", part.path || part.name], ["calls", callsOf(part).toLocaleString("en")]];
+    : [["module", part.path || part.name], ["alike", part.alike ? `${part.name}: ${part.alike} layers` : ""], ["calls", callsOf(part).toLocaleString("en")]];
   list.replaceChildren();
   for (const [label, text] of rows.filter(([, text]) => text)) {
     const [term, said] = [document.createElement("dt"), document.createElement("dd")];
@@ -153,7 +155,7 @@ function describe(part) {
 }
 
 function mark() {
-  for (const made of canvas.querySelectorAll("[role]")) made.classList.toggle("shown", made.part === chosen);
+  for (const made of canvas.querySelectorAll("[role]")) made.classList.toggle("shown", partOf.get(made) === chosen);
 }
 
 // ---- moving and zooming
@@ -193,7 +195,7 @@ const WAYS = {
     const isAll = openUpTo(MANY);
     told.textContent = isAll ? "All modules are open." : `Open as far as makes ${MANY.toLocaleString("en")} boxes.`;
     draw();
-    fit();
+    fit(0.8);
   },
   close: () => {
     opened.clear();
@@ -212,7 +214,7 @@ for (const button of document.querySelectorAll("[data-way]")) button.addEventLis
 
 svg.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const part = document.activeElement.part;
+  const part = partOf.get(document.activeElement);
   if ((event.key === "Enter" || event.key === " ") && part !== undefined) choose(part);
   else if (KEYS[event.key]) KEYS[event.key]();
   else return;
@@ -236,10 +238,10 @@ window.addEventListener("pointermove", (event) => {
 window.addEventListener("pointerup", (event) => {
   const made = grip && grip.far < 5 && svg.contains(event.target) ? event.target.closest("[role=button]") : null;
   grip = null;
-  if (made) choose(made.part);
+  if (made) choose(partOf.get(made));
 });
 svg.addEventListener("focusin", (event) => {
-  if (event.target.part !== undefined) describe(event.target.part);
+  if (partOf.has(event.target)) describe(partOf.get(event.target));
 });
 
 openUpTo(FEW);

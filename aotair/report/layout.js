@@ -69,29 +69,35 @@ function rank(module, items) {
   return 1 + Math.max(...module.parts.map((part) => items.get(part).rank));
 }
 
-// Lines from row to row: what passes a row has a lane in it, one for all that comes from the same place.
+// Lines from row to row: what passes a row has a lane in it, one for all that comes from the same place, and one for
+// all that goes out of the module.
 function route(module, items, rows) {
-  const [segments, back] = [[], []];
+  const [segments, back, out] = [[], [], []];
   for (const [from, all] of module.lines) {
-    const [start, lanes] = [items.get(from), []];
-    for (const end of [...all].map((to) => items.get(to))) {
+    const [start, own] = [items.get(from), []];
+    for (const to of all) {
+      const [end, lanes] = [items.get(to), to === OUT ? out : own];
       if (end.rank <= start.rank) {
         back.push([start, end]);
         continue;
       }
+      let last = start;
       for (let row = start.rank + 1; row < end.rank; row++) {
-        if (lanes[row]) continue;
-        lanes[row] = { lane: true, rank: row, order: start.order, w: ROOM.lane, h: 0, above: [], below: [] };
-        rows[row].push(lanes[row]);
-        link(lanes[row - 1] ?? start, lanes[row], segments);
+        if (!lanes[row]) {
+          lanes[row] = { lane: true, rank: row, order: start.order, w: ROOM.lane, h: 0, above: [], below: [] };
+          rows[row].push(lanes[row]);
+        }
+        link(last, lanes[row], segments);
+        last = lanes[row];
       }
-      link(lanes[end.rank - 1] ?? start, end, segments);
+      link(last, end, segments);
     }
   }
   return { segments, back };
 }
 
 function link(from, to, segments) {
+  if (from.below.includes(to)) return;
   from.below.push(to);
   to.above.push(from);
   segments.push([from, to]);
@@ -147,7 +153,9 @@ function straighten(rows, side) {
   for (const row of side === "above" ? rows : [...rows].reverse()) {
     const wishes = row.map((item) => {
       const others = item[side].filter((other) => other.x !== undefined);
-      return mean(others.map((other) => other.x + other.w / 2), item.x + item.w / 2) - item.w / 2;
+      const same = others.filter((other) => Boolean(other.lane) === Boolean(item.lane)); // lanes run straight, chains too
+      const centres = (same.length ? same : others).map((other) => other.x + other.w / 2);
+      return mean(centres, item.x + item.w / 2) - item.w / 2;
     });
     const [from, to] = [[...wishes], [...wishes]];
     for (let i = 1; i < row.length; i++) from[i] = Math.max(from[i], from[i - 1] + row[i - 1].w + ROOM.box);

@@ -18,8 +18,8 @@ _STYLE = """
 .search input { font: inherit; width: min(30rem, 60%); }
 .pass { border-left: 3px solid var(--line); padding-left: .8rem; }
 .pass > summary b { font-size: 1.05rem; }
-.sides { display: grid; grid-template-columns: 1fr 1fr; gap: .6rem; }
-@media (max-width: 45rem) { .sides { grid-template-columns: 1fr; } }
+.sides { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .6rem; }
+@media (max-width: 45rem) { .sides { grid-template-columns: minmax(0, 1fr); } }
 .sides pre { margin: 0; padding: .4rem; font-size: .82rem; overflow-x: auto; background: var(--raised); }
 .sides h4 { margin: 0; font-size: .85rem; }
 .sides del, .sides ins { display: block; text-decoration: none; white-space: pre; width: max-content; min-width: 100%; }

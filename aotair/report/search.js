@@ -25,7 +25,7 @@ function search() {
   }
   for (const group of groups) {
     group.hidden = words.length > 0 && !group.querySelector(".part:not([hidden])");
-    for (const item of [group, ...group.querySelectorAll("details")]) {
+    for (const item of [group, ...group.querySelectorAll(".part")]) {
       if (item.tagName === "DETAILS") item.open = words.length ? !item.hidden && count <= 50 : wereOpen.has(item);
     }
   }
