@@ -62,7 +62,7 @@ def page(built: Built) -> str:
 
 
 def drawings(text: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg xmlns.*?</svg>", text, re.DOTALL)]
 
 
 def boxes(svg: ElementTree.Element) -> dict[str, tuple[float, ...]]:
