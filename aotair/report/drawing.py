@@ -42,9 +42,10 @@ zooms with Ctrl held or after a click into the drawing.</p>
 <div class="ways" role="toolbar" aria-label="The drawing"><button type="button" data-way="in">Zoom in</button>
 <button type="button" data-way="out">Zoom out</button><button type="button" data-way="all">Show all</button>
 <button type="button" data-way="open">Open modules</button><button type="button" data-way="close">Close modules</button>
-<output role="status"></output></div>
+<output role="status"></output><a class="skip" href="#chosen">Skip the drawing</a></div>
 <svg role="application" tabindex="0" aria-label="The graph of {label}"><g></g></svg>
-<dl aria-live="polite" aria-label="What is chosen"><dt>Choose a box</dt><dd>to see what it is.</dd></dl>
+<dl id="chosen" tabindex="-1" aria-live="polite" aria-label="What is chosen">
+<dt>Choose a box</dt><dd>to see what it is.</dd></dl>
 <noscript><p>The drawing needs scripts.</p></noscript>
 <script type="application/json" id="graph">{data}</script>
 </div>"""

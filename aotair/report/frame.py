@@ -27,7 +27,9 @@ th, td { padding: .25rem .8rem; border-bottom: 1px solid var(--line); text-align
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 th { background: var(--raised); }
 caption { text-align: left; padding: .25rem 0; }
-progress { width: 12rem; accent-color: #4a7fb5; }
+progress { appearance: none; width: 12rem; height: .7rem; border: 0; background: var(--line); }
+progress::-webkit-progress-bar { background: var(--line); } progress::-webkit-progress-value { background: #4a7fb5; }
+progress::-moz-progress-bar { background: #4a7fb5; }
 code { background: var(--raised); padding: 0 .2rem; }
 summary { cursor: pointer; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 details { margin: .6rem 0; }

@@ -187,6 +187,15 @@ function move(x, y) {
   show();
 }
 
+// A box that has the focus, and whose beginning cannot be seen, comes to the middle.
+function reveal(box) {
+  const [place, area] = [box.getBoundingClientRect(), svg.getBoundingClientRect()];
+  const isSeen = place.left >= area.left && place.top >= area.top
+    && place.left < area.right - 40 && place.top < area.bottom - 20;
+  const across = (area.width - Math.min(place.width, area.width)) / 2;
+  if (!isSeen) move(area.left + across - place.left, area.top + area.height / 2 - place.top);
+}
+
 const WAYS = {
   in: () => zoom(1.3),
   out: () => zoom(1 / 1.3),
@@ -241,7 +250,9 @@ window.addEventListener("pointerup", (event) => {
   if (made) choose(partOf.get(made));
 });
 svg.addEventListener("focusin", (event) => {
-  if (partOf.has(event.target)) describe(partOf.get(event.target));
+  if (!partOf.has(event.target)) return;
+  describe(partOf.get(event.target));
+  if (event.target.matches(":focus-visible")) reveal(event.target);
 });
 
 openUpTo(FEW);

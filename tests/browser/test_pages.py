@@ -173,6 +173,21 @@ def test_keys_open_move_and_zoom_the_graph(browser: Any, artifact: Path):
     assert len(set(places[:3])) == 3
 
 
+def test_a_box_that_gets_the_focus_comes_into_view(browser: Any, artifact: Path):
+    graph_page(browser, artifact)
+    found(browser, "[data-way=open]")[0].click()
+    svg = found(browser, ".graph svg")[0]
+    seen = set()
+    for _ in range(40):
+        send(browser, TAB)
+        box = browser.switch_to.active_element
+        if box.tag_name == "g":
+            seen.add(box.get_attribute("aria-label"))
+            place, area = (browser.execute_script("return arguments[0].getBoundingClientRect()", e) for e in (box, svg))
+            assert area["left"] <= place["left"] < area["right"] and area["top"] <= place["top"] < area["bottom"]
+    assert len(seen) > 10
+
+
 def test_a_call_says_what_it_is(browser: Any, artifact: Path):
     graph_page(browser, artifact)
     found(browser, "[data-way=all]")[0].click()
@@ -187,6 +202,7 @@ def test_all_modules_open_at_once(browser: Any, artifact: Path):
     for way in ("close", "open"):
         found(browser, f"[data-way={way}]")[0].click()
     SHOTS.mkdir(parents=True, exist_ok=True)
+    browser.execute_script("document.querySelector('.graph').scrollIntoView()")
     browser.save_screenshot(str(SHOTS / f"{artifact.stem}-open.png"))
     assert not found(browser, "g.module:not(.open)") and browser.get_log("browser") == []
     if artifact.stem == "deep":
