@@ -21,7 +21,7 @@ _STYLE = """
 .sides { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .6rem; }
 @media (max-width: 45rem) { .sides { grid-template-columns: minmax(0, 1fr); } }
 .sides pre { margin: 0; padding: .4rem; font-size: .82rem; overflow-x: auto; background: var(--raised); }
-.sides h4 { margin: 0; font-size: .85rem; }
+.sides h3 { margin: 0; font-size: .85rem; }
 .sides del, .sides ins { display: block; text-decoration: none; white-space: pre; width: max-content; min-width: 100%; }
 .sides del { background: #ffd7d5; } .sides ins { background: #ccf0d3; }
 @media (prefers-color-scheme: dark) { .sides del { background: #5c2326; } .sides ins { background: #1d4a2a; } }
@@ -97,7 +97,7 @@ def _pass(record: PassRecord, as_in: str | None, room: _Room) -> str:
         inner = f'<p class="part">It changed the same as in the graph of {escaped(as_in)}, but for numbers.</p>'
     else:
         inner = "\n".join(_places(record, room))
-    return f'<details class="pass group">{head}\n{inner}\n{_left_alone(left)}</details>'
+    return f'<details class="pass group">{head}\n{inner}\n{_left_alone(left, room)}</details>'
 
 
 def _counted(number: int, word: str) -> str:
@@ -137,7 +137,7 @@ def _side(title: str, name: str, above: Sequence[str], lines: Sequence[str], bel
     around = ["".join(f"{_line(line)}\n" for line in part) for part in (above, below)]
     label = escaped(f"{title} {name}")
     return (
-        f'<div><h4>{title}</h4><pre tabindex="0" role="region" aria-label="{label}">{around[0]}'
+        f'<div><h3>{title}</h3><pre tabindex="0" role="region" aria-label="{label}">{around[0]}'
         f"{''.join(marked)}{around[1]}</pre></div>"
     )
 
@@ -147,9 +147,11 @@ def _line(text: str) -> str:
     return html.escape(text if len(text) <= _MOST_LINE else f"{text[:_MOST_LINE]}…")
 
 
-def _left_alone(accounts: Sequence[Account]) -> str:
+def _left_alone(accounts: Sequence[Account], room: _Room) -> str:
     if not accounts:
         return ""
     rows = [[count if a.node else "no", a.op, a.text, a.source] for count, a in grouped(accounts)]
     inner = table(["how many", "op", "why", "line of the model"], rows, kind="words")
+    if not room.takes(inner):
+        inner = f"<p>{len(rows):,} kinds of reasons are left out: the page would be too large.</p>"
     return f'<details class="part"><summary>Left alone: {len(accounts):,}</summary>{inner}</details>'

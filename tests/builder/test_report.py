@@ -403,9 +403,11 @@ def test_what_a_pass_did_to_a_bucket_as_to_another_is_said_in_a_line():
 def test_a_page_of_passes_stays_small_and_says_what_is_left_out():
     lines = tuple("x" * 1_000 for _ in range(100))
     several = [change(0, "ab"[n % 2] * n, before=lines) for n in range(1, 200)]
-    text = passes(record(several), record([change()], name="last"))
+    left = [Account(False, "n", "aten.add", "why", "line " * 1_000)]
+    text = passes(record(several), record([change()], left, name="last"))
     assert len(text.encode()) < 3_500_000
     assert "more kinds of places are left out: the page would be too large" in text and "<b>last</b>" in text
+    assert "1 kinds of reasons are left out" in text and "line line" not in text
     assert "… and 40 more lines" in text
 
 
