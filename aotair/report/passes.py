@@ -17,7 +17,7 @@ _STYLE = """
 .search { position: sticky; top: 0; padding: .6rem 0; background: var(--paper); }
 .search input { font: inherit; width: min(30rem, 60%); }
 .pass { border-left: 3px solid var(--line); padding-left: .8rem; }
-.pass > summary b { font-size: 1.05rem; }
+.pass > summary b { font-size: 1.05rem; } summary { scroll-margin-top: 4rem; }
 .sides { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .6rem; }
 @media (max-width: 45rem) { .sides { grid-template-columns: minmax(0, 1fr); } }
 .sides pre { margin: 0; padding: .4rem; font-size: .82rem; overflow-x: auto; background: var(--raised); }
@@ -29,7 +29,7 @@ _STYLE = """
 _SCRIPT = Path(__file__).with_name("search.js").read_text(encoding="utf-8")
 _MOST_LINES, _MOST_LINE = 60, 600  # of one side, and letters of one line
 _MOST_BYTES = 3_000_000  # of all places, after which they are counted and not shown
-_MODULES = 4  # that are named where places are alike
+_MODULES = 2  # that are named where places are alike
 
 
 def passes_page(name: str, records: Sequence[PassRecord], pages: Mapping[str, str]) -> str:
@@ -79,7 +79,7 @@ def _ran(records: Sequence[PassRecord]) -> str:
     changed = sum(bool(record.changes) for record in records)
     head = ["pass", "rewrites", "nodes before", "nodes after", "left alone"]
     return (
-        f"<details><summary>{len(records)} passes ran, {changed} of them changed something: "
+        f"<details><summary>Of {_counted(len(records), 'run')} of passes {changed} changed something: "
         f"{records[0].before:,} nodes before, {records[-1].after:,} after</summary>{table(head, rows)}</details>"
     )
 
@@ -94,10 +94,10 @@ def _pass(record: PassRecord, as_in: str | None, room: _Room) -> str:
     ]
     head = f"<summary><b>{escaped(record.name)}</b>: {', '.join(counted)}</summary>"
     if as_in is not None:
-        inner = f'<p class="part">It changed the same as in the graph of {escaped(as_in)}, but for numbers.</p>'
+        inner = f'<p class="part">The same as in the graph of {escaped(as_in)}, but for numbers.</p>'
     else:
-        inner = "\n".join(_places(record, room))
-    return f'<details class="pass group">{head}\n{inner}\n{_left_alone(left, room)}</details>'
+        inner = "\n".join([*_places(record, room), _left_alone(left, room)])
+    return f'<details class="pass group">{head}\n{inner}</details>'
 
 
 def _counted(number: int, word: str) -> str:

@@ -27,14 +27,16 @@ def alike(changes: Sequence[Change]) -> list[Alike]:
 
 
 def same_as_before(records: Sequence[PassRecord]) -> dict[int, str]:
-    """By the number of a record, the first graph in which the same pass changed the same, but for numbers."""
+    """By the number of a record, the first graph in which the same pass changed and left alone the same, but for
+    numbers."""
     seen: dict[object, str] = {}
     found = {}
     for number, record in enumerate(records):
-        if record.changes:
-            kinds = (record.name, tuple(sorted({str(_kind(change)) for change in record.changes})))
-            if seen.setdefault(kinds, record.graph) != record.graph:
-                found[number] = seen[kinds]
+        changed = {_kind(change) for change in record.changes}
+        left = {(one.op, _plain(one.text), one.source) for one in record.accounts if not one.rewritten}
+        first = seen.setdefault((record.name, frozenset(changed), frozenset(left)), record.graph)
+        if first != record.graph:
+            found[number] = first
     return found
 
 
