@@ -37,7 +37,7 @@ def test_two_builds_in_two_processes_are_identical(tmp_path: Path):
             files = [file for file in sorted(out.rglob("*")) if file.is_file()]
             digests.append({str(file.relative_to(out)): digest(file) for file in files})
         assert digests[0] == digests[1], name
-        assert len(digests[0]) == 6
+        assert len(digests[0]) == 7
 
 
 def test_weights_are_mapped_not_copied(built):
