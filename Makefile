@@ -15,7 +15,7 @@ LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo chat test coverage fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
+.PHONY: help demo chat test coverage test-browser fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,10 @@ test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs
 coverage: $(INSTALLED) ## all tests but those of the simulated NPU, and the lines that they run (takes half as long again)
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
+
+test-browser: $(INSTALLED) ## the pages of reports in Debian's Chromium (apt install chromium chromium-driver); screenshots in build/browser
+	$(BIN)/python -m pip install --quiet -e '.[browser]'
+	$(BIN)/python -m pytest -s --browser tests/browser
 
 fuzz: $(INSTALLED) ## random graphs (2,000, and 200 near each fusion rule), memory plans (5,000), sequences of calls (10,000), folds (2,000), weight arithmetic (500), every planted fault; on the simulated NPU 600 graphs and 1,000 sequences (an hour)
 	$(BIN)/python -m pytest $(LONG) tests/test_fuzz.py --graphs 2000

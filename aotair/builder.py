@@ -43,7 +43,7 @@ from .recipe.job import Job, job_of
 from .recipe.read import check_recipe, completed, of_model, parse_recipe, read_recipe
 from .recipe.recipe import Recipe
 from .report.explain import Explained
-from .report.page import page
+from .report.page import pages
 from .reuse import built_like
 from .summary import Bisection, Listener, Quantised, Summary
 
@@ -227,7 +227,7 @@ def _begun(
             quantised = quantize(model, job)
         with clock.stage("export"):
             job = _checked(model, job)
-            observer = _observer(job, bisection.max_rewrites, seen)
+            observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
             exported = _exported(model, job, observer)
         yield _Line(job, model, quantised, exported, observer, bisection, clock, place)
 
@@ -288,7 +288,7 @@ class _Line:
         with self.clock.stage("prove"):
             proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
         with self.clock.stage("pack"):
-            report = page(proved.program, counts, built.pictures, self.quantised)
+            report = pages(proved.program, built, self.explained(), self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
             check_written(folder, self.job.target.allowed, self.job.where)
@@ -379,11 +379,13 @@ def _nodes(exported: Sequence[Exported]) -> int:
     return sum(len(one.module.graph.nodes) for one in exported)
 
 
-def _observer(job: Job, max_rewrites: int | None, seen: Callable[[str, torch.fx.Graph, str], None] | None) -> Observer:
+def _observer(
+    job: Job, max_rewrites: int | None, seen: Callable[[str, torch.fx.Graph, str], None] | None, keeps: bool
+) -> Observer:
     dump = job.config.debug.graph_dump
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
-    return Observer(job.target, folder, max_rewrites, dump.type == "py", listener=seen)
+    return Observer(job.target, folder, max_rewrites, dump.type == "py", keeps, listener=seen)
 
 
 class _Clock:

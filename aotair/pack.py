@@ -22,7 +22,6 @@ from aotair_runtime.format.schema import (
     DEBUG_FILE,
     GOLDEN_FILE,
     PROGRAM_FILE,
-    REPORT_FILE,
     WEIGHTS_FILE,
     File,
     Program,
@@ -68,10 +67,15 @@ def lay_down(built: Built, folder: Path) -> Artifact:
 
 
 def pack(
-    proved: Proved, report: str, folder: Path, along: Sequence[File] = (), debug: DebugData | None = None
+    proved: Proved,
+    pages: Mapping[str, str],
+    folder: Path,
+    along: Sequence[File] = (),
+    debug: DebugData | None = None,
 ) -> Program:
-    """Complete the artifact that `lay_down` began and that was proved, with the files that travel `along` and lie there
-    already, and with where its instructions come from, if that is known; returns the program as written."""
+    """Complete the artifact that `lay_down` began and that was proved, with the `pages` of its report by their names,
+    the files that travel `along` and lie there already, and where its instructions come from, if that is known; returns
+    the program as written."""
     with refusals(folder):
         golden = _written(proved.golden, folder / GOLDEN_FILE)
         program = replace(proved.program, files=(*proved.program.files, golden, *along))
@@ -79,7 +83,9 @@ def pack(
         (folder / PROGRAM_FILE).write_bytes(content)
         if debug is not None and debug.made:
             (folder / DEBUG_FILE).write_bytes(debug_data.dump(debug, content))
-        (folder / REPORT_FILE).write_text(report, encoding="utf-8")
+        for name, page in pages.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(page, encoding="utf-8")
     return program
 
 

@@ -29,6 +29,7 @@ from aotair.prove.prove import Proved
 from aotair.tools.sign import Signer, sign_artifact
 from aotair_runtime.artifact.open import open_artifact, opened, read_golden, with_weights
 from aotair_runtime.errors import AotairError, NotAnArtifactError, TrustError
+from aotair_runtime.format.schema import REPORT_FILE
 from aotair_runtime.trust.gate import gate_for
 from aotair_runtime.trust.policy import TrustPolicy
 
@@ -146,7 +147,7 @@ class _Made:
     def write(self, out: Path) -> str:
         with written_aside(out) as folder:
             program = lay_down(Built(self._program, self._weights, {}), folder).program
-            pack(Proved(program, self._golden), "<html></html>" * 1000, folder)
+            pack(Proved(program, self._golden), {REPORT_FILE: "<html></html>" * 1000}, folder)
         return _digest(out)
 
 
@@ -173,8 +174,8 @@ def _digest(out: Path) -> str:
     except AotairError as error:
         return str(error)
     state = hashlib.sha256()
-    for file in sorted(folder.path.iterdir()):
-        state.update(f"{file.name}\0".encode() + file.read_bytes())
+    for file in sorted(filter(Path.is_file, folder.path.rglob("*"))):
+        state.update(f"{file.relative_to(folder.path)}\0".encode() + file.read_bytes())
     return state.hexdigest()
 
 

@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [120, on the simulated NPU 80]")
     parser.addoption("--sequences", type=int, help="random sequences of calls to try  [300, on the simulated NPU 60]")
     parser.addoption("--faults", action="store_true", help="plant every fault in every model  [some in some]")
+    parser.addoption("--browser", action="store_true", help="open the pages of reports in Chromium  [not at all]")
     parser.addoption("--devices", default=",".join(present()), help="where to run the runtime's tests  [all present]")
 
 

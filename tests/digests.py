@@ -75,7 +75,8 @@ def digests(recipe: Recipe) -> dict[str, str]:
             path = aotair.build(recipe, Path(folder) / "a.aotair")
         except AotairError as error:
             return {"refused": str(error)}
-        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def _differences(before: dict[str, str], after: dict[str, str]) -> list[str]:

@@ -38,6 +38,7 @@ from aotair_runtime.format.written import written_arguments, written_names
 
 Place: TypeAlias = tuple[int, int]  # a space, and the number within it
 Origin: TypeAlias = int | tuple[str, str]  # the number of a step, or a kind and a name: ("constant", "up.weight")
+LASTS = "what lasts"  # the kind of a state or a tensor of the caller's, of which the last step reads what calls wrote
 RETURN = "return"  # the op of the last step, which reads outputs and what lasts
 OVERWRITE = ("copy_", "fill_", "zero_")  # ops that do not read what they write into
 
@@ -239,7 +240,7 @@ class _Reader:
         lasting = [place for place in sorted(self._memory) if place[0] in (Space.STATE, Space.CALLER)]
         for place in lasting:
             left = self._memory[place]
-            reads.append((Source(("what lasts", self._name(*place))), *(write.source for write in left)))
+            reads.append((Source((LASTS, self._name(*place))), *(write.source for write in left)))
         said = ", ".join(layout_text(self._layout(number)) for number in self._bucket.outputs)
         self._steps.append(Step(RETURN, said, tuple(reads), (), -1, "the end"))
 

@@ -1,9 +1,13 @@
 """A graph as stable text: one line a node, the same for the same graph in any process."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx.node import Argument
+
+if TYPE_CHECKING:
+    import sympy
 
 
 def show(module: torch.fx.GraphModule) -> str:
@@ -12,18 +16,29 @@ def show(module: torch.fx.GraphModule) -> str:
     A node on a side stream ends in `# stream 1`; the others run on the main one.
     Symbols are renamed in the order of their appearance, so that the text does not depend on torch's numbering.
     """
+    return "\n".join(shown_lines(module)) + "\n"
+
+
+def shown_lines(module: torch.fx.GraphModule) -> list[str]:
+    """The same, a line for each node."""
     symbols = _Symbols()
-    return "\n".join(_line(node, symbols) + _stream(node) for node in module.graph.nodes) + "\n"
+    return [_line(node, symbols) + _stream(node) for node in module.graph.nodes]
 
 
 class _Symbols:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
+        self._texts: dict[object, str] = {}  # by expression: to write one takes long
 
     def text(self, size: int | torch.SymInt) -> str:
         if not isinstance(size, torch.SymInt):
             return str(size)
         expr = size.node.expr
+        if expr not in self._texts:
+            self._texts[expr] = self._written(expr)
+        return self._texts[expr]
+
+    def _written(self, expr: "sympy.Expr") -> str:
         for symbol in sorted(expr.free_symbols, key=str):
             self._names.setdefault(str(symbol), f"n{len(self._names)}")
         import sympy

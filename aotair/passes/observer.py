@@ -1,4 +1,5 @@
-"""Hears before and after each stage: verifies the graph, dumps it, times it, logs it. Passes hold none of this."""
+"""Hears before and after each stage: verifies the graph, dumps it, times it, logs it, keeps what a pass changed. Passes
+hold none of this."""
 
 import contextlib
 import difflib
@@ -19,6 +20,7 @@ from ..graph import origin
 from ..graph.show import show
 from ..graph.verify import check_graph
 from ..target.target import Target
+from .changes import Change, Lines, changes, lines_of
 from .edits import Account, Edits
 
 log = logging.getLogger("aotair")
@@ -26,7 +28,8 @@ log = logging.getLogger("aotair")
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did: rewrites, nodes before and after, seconds, what became of each candidate, and in which graph."""
+    """What a pass did: rewrites, nodes before and after, seconds, what became of each candidate, in which graph, and
+    the places that it changed, where the observer keeps these."""
 
     name: str
     rewrites: int
@@ -35,22 +38,26 @@ class PassRecord:
     seconds: float
     accounts: tuple[Account, ...] = ()
     graph: str = ""
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass
 class Observer:
     """`dump`: a directory that receives `NN_stage.txt` after each stage, `NN_stage_GRAPH.txt` where there are several
     graphs, or None; `code`: files `.py` instead, the graph as Python code. `max_rewrites`: how many rewrites all passes
-    together may make, or None. `listener` gets each stage's name, the graph as it is then, and what that is called."""
+    together may make, or None; `keeps`: what each pass changed, for a report. `listener` gets each stage's name, the
+    graph as it is then, and what that is called."""
 
     target: Target
     dump: Path | None = None
     max_rewrites: int | None = None
     code: bool = False
+    keeps: bool = False
     records: list[PassRecord] = field(default_factory=list)
     listener: Callable[[str, torch.fx.Graph, str], None] | None = None
     _stages: int = 0
     _graph: str = ""
+    _last: tuple[torch.fx.GraphModule | None, Lines] = (None, ())  # as the pass before left it
 
     @contextlib.contextmanager
     def over(self, graph: str) -> Iterator[None]:
@@ -84,11 +91,17 @@ class Observer:
     def _left(self) -> int | None:
         return None if self.max_rewrites is None else self.max_rewrites - sum(r.rewrites for r in self.records)
 
+    def _lines(self, module: torch.fx.GraphModule) -> Lines:
+        """The graph before a pass: what the one before has left, where that was of the same graph."""
+        last, lines = self._last
+        return lines if last is module and lines else lines_of(module)
+
     @contextlib.contextmanager
     def watch(self, name: str, module: torch.fx.GraphModule) -> Iterator[Edits]:
         """Around a pass over `module`, which reports through what this yields."""
         edits = Edits(name, self.target, self._left(), self._graph)
-        text = show(module) if log.isEnabledFor(logging.DEBUG) else None
+        told = self.keeps or log.isEnabledFor(logging.DEBUG)
+        lines = self._lines(module) if told else ()
         before, start = len(module.graph.nodes), time.perf_counter()
         there = origin.calls(module.graph)
         try:
@@ -100,15 +113,19 @@ class Observer:
             raise InternalError(f"the pass {name} failed after {done}: {error}") from error
         after, seconds = len(module.graph.nodes), time.perf_counter() - start
         origin.mark(module.graph, there, name)
-        self.records.append(PassRecord(name, edits.count, before, after, seconds, tuple(edits.accounts), self._graph))
+        now = lines_of(module) if told else ()
+        self._last = (module, now)
+        places = changes(lines, now) if self.keeps else ()
+        accounts = tuple(edits.accounts)
+        self.records.append(PassRecord(name, edits.count, before, after, seconds, accounts, self._graph, places))
         where = f"{name} ({self._graph})" if self._graph else name
         log.debug("%s: %d rewrites, %d nodes before, %d after, %.3f s", where, edits.count, before, after, seconds)
         self.stage(name, module)
-        if text is not None and (changes := _changes(text, show(module))):
-            log.debug("%s: the graph where it changed, by the lines that a dump has:\n%s", where, changes)
+        if log.isEnabledFor(logging.DEBUG) and (text := _difference(lines, now)):
+            log.debug("%s: the graph where it changed, by the lines that a dump has:\n%s", where, text)
 
 
-def _changes(before: str, after: str) -> str:
+def _difference(before: Lines, after: Lines) -> str:
     """What a pass changed, each place with the nodes around it; empty where nothing did."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2)
-    return "\n".join(lines)
+    old, new = [text for text, _ in before], [text for text, _ in after]
+    return "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm="", n=2))

@@ -8,17 +8,19 @@ from ..plan.picture import DrawnPeak, Picture, Strip, drawn_peak
 
 STYLE = """
 svg.arena { width: 100%; height: auto; font-size: 11px; font-variant-numeric: tabular-nums; }
+.arena text { fill: currentColor; }
 .arena .inner, .legend .inner { fill: #8fb3d6; stroke: #5f8ab3; background: #8fb3d6; }
 .arena .input, .legend .input { fill: #e8a94a; stroke: #c17f1d; background: #e8a94a; }
 .arena .output, .legend .output { fill: #5aae77; stroke: #35804f; background: #5aae77; }
 .arena rect, .arena path { stroke-width: .5; }
 .arena rect.thin { stroke-width: 1.6; }
-.arena rect:hover { stroke: #1c2733; stroke-width: 1.8; }
-.arena path.axis { stroke: #b8c2cc; }
-.arena path.peak { stroke: #b3261e; stroke-width: 1.2; stroke-dasharray: 4 3; pointer-events: none; }
-.arena .mark { fill: #b3261e; font-weight: 600; }
+.arena rect:hover { stroke: currentColor; stroke-width: 1.8; }
+.arena path.axis { stroke: var(--line); }
+.arena path.peak { stroke: var(--peak); stroke-width: 1.2; stroke-dasharray: 4 3; pointer-events: none; }
+.arena text.mark { fill: var(--peak); font-weight: 600; }
+:root { --peak: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --peak: #ff8a80; } }
 .legend span { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; vertical-align: baseline; }
-details { margin: .6rem 0; } summary { cursor: pointer; font-variant-numeric: tabular-nums; }
 details table { font-size: .9em; }
 """
 
@@ -69,7 +71,7 @@ def _svg(title: str, shown: Picture, found: DrawnPeak, named: int) -> Iterator[s
     drawn.sort(key=lambda strip: -strip.size * (strip.last + 1 - strip.first))  # what is thin comes last, on top
     width, height = _LEFT + _WIDTH + 10, _TOP + _HEIGHT + _BOTTOM
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="arena" viewBox="0 0 {width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="arena" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{_text(f"the arena of {title}, offset against step")}">'
     )
     yield from _axes(shown, scale)

@@ -60,9 +60,9 @@ class Explained:
         records = self._records(name)
         done, left = _rewritten(records), _left(records)
         yield f"  {len(done)} done, {len(left)} left alone"
-        for count, account in _grouped(done):
+        for count, account in grouped(done):
             yield f"  + {count} x {account.op} at {account.source or 'no line of the model'}"
-        for count, account in _grouped(left):
+        for count, account in grouped(left):
             place = f"at {account.source or 'no line of the model'}" if account.node else "at all"
             yield f"  - {count if account.node else 'no'} x {account.op} {place}: {account.text}"
 
@@ -87,7 +87,7 @@ def _left(records: Sequence[PassRecord]) -> list[Account]:
     return [account for account in last if not account.rewritten] + lacking
 
 
-def _grouped(accounts: Sequence[Account]) -> Iterator[tuple[int, Account]]:
+def grouped(accounts: Sequence[Account]) -> Iterator[tuple[int, Account]]:
     """Each line of the model once, with how often; its first account stands for all of them."""
     counts = Counter((account.op, account.source, _shape(account.text)) for account in accounts)
     seen = set()

@@ -287,8 +287,8 @@ def test_graphs_are_dumped_where_the_recipe_says(kind, path, folder, monkeypatch
     seen = []
     monkeypatch.setattr(builder, "Observer", lambda *args: seen.append(args))
     job = job_of(parse_recipe(RECIPES["linear"] | {"config": {"debug": {"graph_dump": {"type": kind, "path": path}}}}))
-    _observer(job, 3)
-    assert seen == [(job.target, folder, 3, kind == "py")]
+    _observer(job, 3, True)
+    assert seen == [(job.target, folder, 3, kind == "py", True)]
 
 
 def test_a_stage_that_fails_is_not_timed():

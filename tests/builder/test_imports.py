@@ -159,6 +159,7 @@ def test_the_wheel_holds_the_examples(tmp_path: Path):
     (wheel,) = tmp_path.glob("aotair-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"aotair/recipes/minilm.yaml", "aotair/recipes/language.py", "aotair/__main__.py"} <= set(names)
+    assert {f"aotair/report/{name}.js" for name in ("graph", "layout", "search")} <= set(names)
     assert "aotair_runtime/call/entry.py" in names and not [
         name for name in names if name.startswith(("tests", "recipes"))
     ]

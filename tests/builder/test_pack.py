@@ -34,9 +34,10 @@ def test_two_builds_in_two_processes_are_identical(tmp_path: Path):
             out = tmp_path / f"{name}{seed}.aotair"
             command = [sys.executable, "-m", "aotair.cli", "build", str(file), "-o", str(out)]
             subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
-            digests.append({entry.name: digest(entry) for entry in sorted(out.iterdir())})
+            files = [file for file in sorted(out.rglob("*")) if file.is_file()]
+            digests.append({str(file.relative_to(out)): digest(file) for file in files})
         assert digests[0] == digests[1], name
-        assert len(digests[0]) == 5
+        assert len(digests[0]) == 7
 
 
 def test_weights_are_mapped_not_copied(built):
@@ -124,10 +125,15 @@ def test_the_whole_has_four_files_and_reads_as_it_was_proved(tmp_path: Path):
     built = small()
     artifact = lay_down(built, tmp_path)
     golden = {"forward.0.in.x": torch.ones(2, 3), "forward.0.out.0": torch.zeros(2, 3)}
-    program = pack(Proved(replace(artifact.program, name="proved"), golden), "<html>ü</html>", tmp_path)
+    program = pack(
+        Proved(replace(artifact.program, name="proved"), golden),
+        {"report.html": "<html>ü</html>", "report/f.html": "f"},
+        tmp_path,
+    )
     assert [file.name for file in program.files] == ["weights.safetensors", "golden.safetensors"]
     assert read_program(tmp_path) == program and program.name == "proved"
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == "<html>ü</html>"
+    assert (tmp_path / "report" / "f.html").read_text() == "f"
     stored = safetensors.torch.load_file(tmp_path / "golden.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in golden.items()) and len(stored) == 2
 

@@ -1,8 +1,11 @@
 """report.html: each bucket's arena drawn as it is planned, whose memory it is, and what is alive at the peak."""
 
+import base64
 import functools
+import hashlib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -13,13 +16,18 @@ import aotair
 from aotair.export.export import export
 from aotair.model.load import load_model
 from aotair.passes import pipeline
-from aotair.passes.observer import Observer
+from aotair.passes.changes import Change
+from aotair.passes.edits import Account
+from aotair.passes.observer import Observer, PassRecord
 from aotair.plan.picture import DrawnPeak, Picture, Strip, drawn_peak
 from aotair.program import Built, build_program
+from aotair.promise import promised
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair.report import arena
-from aotair.report.page import page
+from aotair.report.explain import Explained
+from aotair.report.page import pages
+from aotair.report.passes import passes_page
 from aotair.target.target import Target
 from aotair_runtime.format.schema import Space
 
@@ -27,19 +35,34 @@ SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["encoder", "linear", "counter", "swap", "cache", "structured", "views", "streams", "branches", "halves"]
 
 
-def planned(recipe) -> Built:
-    exported = export(load_model(recipe), recipe.entries[0])
-    pipeline.apply(exported.module, recipe.config, Observer(Target("cpu"), None))
-    return build_program([exported], recipe, lambda *_: None)
+def planned(recipe) -> tuple[Built, Explained]:
+    exported, observer = export(load_model(recipe), recipe.entries[0]), Observer(Target("cpu"), keeps=True)
+    pipeline.apply(exported.module, recipe.config, observer)
+    built = build_program([exported], recipe, lambda *_: None, observer)
+    return built, Explained(tuple(observer.records), ())
 
 
 @functools.cache
-def built_for(name: str) -> Built:
+def made_for(name: str) -> tuple[Built, Explained]:
     return planned(job_of(parse_recipe(RECIPES[name])))
 
 
+def built_for(name: str) -> Built:
+    return made_for(name)[0]
+
+
+def report(built: Built, explained: Explained | None = None) -> dict[str, str]:
+    return pages(built.program, built, explained or Explained((), ()))
+
+
+def page(built: Built) -> str:
+    """The page of the only entry point."""
+    (entry,) = built.program.entry_points
+    return report(built)[f"report/{entry.name}.html"]
+
+
 def drawings(text: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg xmlns.*?</svg>", text, re.DOTALL)]
 
 
 def boxes(svg: ElementTree.Element) -> dict[str, tuple[float, ...]]:
@@ -126,7 +149,7 @@ def test_the_strips_are_the_intervals_of_the_plan(monkeypatch):
 
     original = program.picture
     monkeypatch.setattr(program, "picture", spy)
-    built = planned(job_of(parse_recipe(RECIPES["encoder"])))
+    built, _ = planned(job_of(parse_recipe(RECIPES["encoder"])))
     for (lives, plan), shown in zip(seen, built.pictures.values(), strict=True):
         want = [(o, i.size, i.first, i.last) for i, o in zip(lives.intervals, plan.offsets) if i.size]
         assert [(s.offset, s.size, s.first, s.last) for s in shown.strips] == want
@@ -160,7 +183,7 @@ def test_strips_know_their_tensor_and_the_line_of_the_model():
 @pytest.mark.parametrize("name", NAMES)
 def test_rectangles_are_the_strips_to_scale(name):
     built = built_for(name)
-    svgs = iter(drawings(page(built.program, {}, built.pictures)))
+    svgs = iter(drawings(page(built)))
     for shown in built.pictures.values():
         if not shown.strips:
             continue
@@ -177,7 +200,7 @@ def test_rectangles_are_the_strips_to_scale(name):
 
 def test_hovering_names_the_tensor_and_the_line():
     built = built_for("encoder")
-    *_, last = drawings(page(built.program, {}, built.pictures))
+    *_, last = drawings(page(built))
     titles = list(boxes(last))
     assert any(t.startswith("ids: int64[4, 16]") and "inputs are copied in" in t for t in titles)
     (wide,) = (title for title in titles if "float32[64, 64]" in title)
@@ -188,7 +211,7 @@ def test_hovering_names_the_tensor_and_the_line():
 
 def test_the_peak_is_marked_and_listed():
     built = built_for("encoder")
-    text = page(built.program, {}, built.pictures)
+    text = page(built)
     for svg, shown in zip(drawings(text), built.pictures.values(), strict=True):
         found = drawn_peak(shown)
         (mark,) = (path for path in svg.iter(f"{SVG}path") if path.get("class") == "peak")
@@ -204,13 +227,13 @@ def test_the_peak_is_marked_and_listed():
 
 def test_only_the_highest_bucket_is_open():
     built = built_for("encoder")
-    opened = re.findall(r"<details( open)?><summary>(.*?):", page(built.program, {}, built.pictures))
+    opened = re.findall(r"<details( open)?><summary>(.*?):", page(built))
     assert [title for is_open, title in opened if is_open] == ["batch=4, seq=16"]
     assert len(opened) == len(built.pictures)
 
 
 def test_inputs_and_outputs_have_their_colours():
-    (svg, *_) = drawings(page(built_for("linear").program, {}, built_for("linear").pictures))
+    (svg, *_) = drawings(page(built_for("linear")))
     kinds = {
         rect.findtext(f"{SVG}title").split(":")[0]: rect.get("class").split()[0] for rect in svg.iter(f"{SVG}rect")
     }
@@ -264,47 +287,137 @@ def test_hostile_names_are_text():
 
 
 class _Balance(HTMLParser):
-    """Every tag that opens closes, in order."""
+    """Every tag that opens closes, in order; links lead to pages of the report or within the page."""
 
-    def __init__(self):
+    def __init__(self, names: set[str]):
         super().__init__()
         self.open: list[str] = []
+        self.names = names
 
     def handle_starttag(self, tag, attrs):
-        if tag != "meta":
+        if tag not in ("meta", "input"):
             self.open.append(tag)
-        assert tag != "script" and not {"src", "href"} & {name for name, _ in attrs}
+        given = dict(attrs)
+        assert not {"src", "style"} & set(given) and not any(name.startswith("on") for name in given)
+        assert given.get("href", "#").startswith("#") or given["href"].removeprefix("../") in self.names
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_a_browser_may_run_and_fetch_nothing_for_the_page():
-    built = built_for("encoder")
-    text = page(built.program, {}, built.pictures)
-    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules.pop("style-src") == "'unsafe-inline'" and set(rules.values()) == {"'none'"} and "default-src" in rules
-    assert text.index(policy) < text.index("<title>") and "<script" not in text
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_one_well_formed_file(name):
-    built = built_for(name)
-    parser = _Balance()
-    parser.feed(page(built.program, {}, built.pictures))
-    assert not parser.open
+def test_a_browser_fetches_nothing_and_runs_what_the_policy_names(name):
+    for text in report(*made_for(name)).values():
+        (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+        scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+        assert rules.pop("style-src") == digest(style)
+        assert rules.pop("script-src", "") == " ".join(map(digest, scripts))
+        assert (
+            "default-src" in rules and set(rules.values()) == {"'none'"} and text.index(policy) < text.index("<title>")
+        )
+        assert len(re.findall("<script", text)) == len(scripts) + text.count('<script type="application/json"')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pages_are_well_formed_and_lead_to_each_other(name):
+    found = report(*made_for(name))
+    for text in found.values():
+        parser = _Balance(set(found))
+        parser.feed(text)
+        assert not parser.open
+        assert text.count('aria-current="page"') == 1
 
 
 def test_the_page_of_a_real_encoder_is_small():
-    built = planned(job_of(read_recipe(ROOT / "recipes" / "minilm.yaml")))
-    text = page(built.program, {}, built.pictures)
+    built, explained = planned(job_of(read_recipe(ROOT / "recipes" / "minilm.yaml")))
+    text = page(built)
+    assert sum(len(text.encode()) for text in report(built, explained).values()) < 1_500_000
     assert len(drawings(text)) == 15 and len(text.encode()) < 1_000_000
     assert "modeling_bert.py:" in text
 
 
-def test_two_builds_write_the_same_page(tmp_path):
-    pages = [
-        (aotair.build(RECIPES["encoder"], tmp_path / f"{turn}.aotair") / "report.html").read_bytes() for turn in "ab"
-    ]
-    assert pages[0] == pages[1] and b"<svg" in pages[0]
+def test_two_builds_write_the_same_pages(tmp_path):
+    one, other = (aotair.build(RECIPES["encoder"], tmp_path / f"{turn}.aotair") for turn in "ab")
+    names = sorted(str(file.relative_to(one)) for file in one.rglob("*.html"))
+    assert names == ["report.html", "report/all-passes.html", "report/forward.html"]
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert b"<svg" in (one / "report" / "forward.html").read_bytes()
+
+
+def test_the_front_page_leads_to_the_entry_points_and_says_what_is_promised():
+    built = built_for("encoder")
+    text = report(built)["report.html"]
+    assert '<a href="report/forward.html">forward</a>' in text and "not proved" in text
+    assert f"{promised(built.program).peak:,}" in text
+
+
+# ---- the passes ------------------------------------------------------------------------------------------------------
+
+
+def passes(*records: PassRecord) -> str:
+    return passes_page("m", records, {"report/all-passes.html": "Passes"})
+
+
+def record(changes: Sequence[Change] = (), accounts: Sequence[Account] = (), name="fuse", graph="") -> PassRecord:
+    return PassRecord(name, len(changes), 10, 9, 0.25, tuple(accounts), graph, tuple(changes))
+
+
+def change(number: int = 0, module: str = "layers", **parts: tuple[str, ...]) -> Change:
+    given = {"above": ("a",), "before": (f"mul_{number} = b({number})",), "after": (f"c_{number}",), "below": ("d",)}
+    return Change(f"{module}.{number}", **(given | parts))
+
+
+def test_a_pass_is_shown_before_and_after():
+    text = passes(record([change(3)], [Account(False, "n", "aten.add", "it has two users", "model.py:7, in forward")]))
+    before, after = re.findall(r"<pre [^>]*>(.*?)</pre>", text, re.DOTALL)
+    assert before == "a\n<del>mul_3 = b(3)</del>d\n" and after == "a\n<ins>c_3</ins>d\n"
+    assert "<b>fuse</b>: 1 rewrite, 10 nodes before, 9 after, 1 place changed, 1 left alone" in text
+    assert "<td>it has two users</td><td>model.py:7, in forward</td>" in text and "0.25" not in text
+
+
+def test_a_real_pass_is_on_the_page_with_the_module_and_the_nodes():
+    text = report(*made_for("encoder"))["report/all-passes.html"]
+    (done,) = re.findall(r"<b>reinplace_inplaceable_ops</b>.*?</section>", text, re.DOTALL)
+    assert re.search(r"<del>gelu: .*aten\.gelu\.default\(", done) and re.search(r"<ins>gelu: .*aten\.gelu_", done)
+
+
+def test_what_repeats_from_layer_to_layer_is_shown_once():
+    text = passes(record([change(number) for number in range(24)] + [change(0, "head")]))
+    named = ", ".join(f"layers.{number}" for number in range(2))
+    assert re.findall("<summary>(.*?)</summary>", text)[-2:] == [f"{named} and 22 more modules: 24 times", "head.0"]
+    assert text.count("<del>") == 2
+
+
+def test_what_a_pass_did_to_a_bucket_as_to_another_is_said_in_a_line():
+    left = [Account(False, f"add_{size}", "aten.add", f"add_{size} has two users", "m.py:7") for size in (1, 2, 4)]
+    text = passes(*(record([change(n)], [left[n]], graph=f"n={n}") for n in range(3)))
+    assert text.count("<del>") == 1 and text.count("has two users") == 1
+    assert text.count("The same as in the graph of n=0, but for numbers.") == 2
+
+
+def test_a_page_of_passes_stays_small_and_says_what_is_left_out():
+    lines = tuple("x" * 1_000 for _ in range(100))
+    several = [change(0, "ab"[n % 2] * n, before=lines) for n in range(1, 200)]
+    left = [Account(False, "n", "aten.add", "why", "line " * 1_000)]
+    text = passes(record(several), record([change()], left, name="last"))
+    assert len(text.encode()) < 3_500_000
+    assert "more kinds of places are left out: the page would be too large" in text and "<b>last</b>" in text
+    assert "1 kinds of reasons are left out" in text and "line line" not in text
+    assert "… and 40 more lines" in text
+
+
+def test_hostile_names_are_text_on_the_page_of_the_passes():
+    wicked = "</pre><script>alert('\"&')</script>\x1b[2J\udc80"
+    parts = dict.fromkeys(("above", "before", "after", "below"), (wicked,))
+    accounts = [Account(False, wicked, wicked, wicked, wicked)]
+    text = passes_page(wicked, [record([change(0, wicked, **parts)], accounts, wicked, wicked)], {})
+    text.encode()
+    assert text.count("<script") == 1 and "\x1b" not in text
+    _Balance(set()).feed(text)

@@ -36,7 +36,7 @@ def second(name: str, folder: Path, seed: int = 1, **parts: object) -> dict:
 
 
 def files(path: Path) -> dict[str, str]:
-    return {file.name: digest(file) for file in sorted(path.iterdir()) if file.suffix != ".html"}
+    return {file.name: digest(file) for file in sorted(path.iterdir()) if file.is_file() and file.suffix != ".html"}
 
 
 @pytest.mark.parametrize("name", ["encoder", "linear", "derived", "counter", "streams"])

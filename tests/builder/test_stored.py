@@ -71,5 +71,5 @@ def test_what_fails_before_any_call_says_how_to_leave_it_to_the_calls(tmp_path: 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path):
     one, two = (artifact(model(), tmp_path / f"{n}" / "x.aotair") for n in range(2))
-    for file in one.path.iterdir():
-        assert file.read_bytes() == (two.path / file.name).read_bytes()
+    for file in filter(Path.is_file, one.path.rglob("*")):
+        assert file.read_bytes() == (two.path / file.relative_to(one.path)).read_bytes()

@@ -91,7 +91,7 @@ def test_the_proof_runs_them_padded_too(checkpoint: Path, tmp_path: Path, monkey
     monkeypatch.setattr(Runner, "reference", watched)
     path = aotair.build(recipe(checkpoint, verify={"prompts": ["Hi!"]}), tmp_path / "x.aotair")
     assert seen.count([ids_of(checkpoint, "Hi!")]) == 2  # as it is, and before padding
-    assert "verify.prompts, 0" in (path / "report.html").read_text()
+    assert "verify.prompts, 0" in (path / "report" / "prefill.html").read_text()
 
 
 def test_calibration_by_prompts(checkpoint: Path):

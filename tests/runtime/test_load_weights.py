@@ -57,7 +57,7 @@ def rewrite(path: Path, change) -> None:
 
 
 def files(path: Path) -> dict[str, str]:
-    return {file.name: digest(file) for file in sorted(path.iterdir())}
+    return {str(file.relative_to(path)): digest(file) for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def texts(model) -> list[bytes]:

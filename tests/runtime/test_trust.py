@@ -173,7 +173,14 @@ def test_a_signature_without_a_hint_is_tried_with_each_key(signed: Path, tmp_pat
         aotair.load(signed, trust=TrustPolicy(keys=[other]))
 
 
-NAMES = ("program.msgpack", "weights.safetensors", "golden.safetensors", "report.html", "files/labels.txt")
+NAMES = (
+    "program.msgpack",
+    "weights.safetensors",
+    "golden.safetensors",
+    "report.html",
+    "report/forward.html",
+    "files/labels.txt",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,6 +20,7 @@ PROGRAM_FILE, WEIGHTS_FILE, GOLDEN_FILE, REPORT_FILE = (
     "golden.safetensors",
     "report.html",
 )
+REPORT_FOLDER = "report"  # the pages that the report leads to, which the runtime ignores as it does the report
 COMPANIONS = "files"  # the folder of data files that travel with the artifact
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,8 +43,9 @@ def test_the_log_changes_no_byte_of_an_artifact(tmp_path, caplog):
     aotair.build(JOINED, tmp_path / "a.aotair")
     with caplog.at_level(logging.DEBUG, logger="aotair"):
         aotair.build(JOINED, tmp_path / "b.aotair")
-    for file in sorted((tmp_path / "a.aotair").iterdir()):
-        assert file.read_bytes() == (tmp_path / "b.aotair" / file.name).read_bytes(), file.name
+    for file in sorted(filter(Path.is_file, (tmp_path / "a.aotair").rglob("*"))):
+        name = file.relative_to(tmp_path / "a.aotair")
+        assert file.read_bytes() == (tmp_path / "b.aotair" / name).read_bytes(), name
 
 
 def test_dumps_of_several_graphs_say_which(tmp_path):

@@ -436,5 +436,5 @@ def test_what_the_original_itself_moves_is_recorded_for_nodes(tmp_path):
 
 
 def lay_golden(found: Proved, folder) -> Artifact:
-    pack.pack(found, "", folder)
+    pack.pack(found, {}, folder)
     return open_artifact(folder)

@@ -93,7 +93,7 @@ def test_padding_that_no_value_shows_is_built(name, tmp_path):
 
 def test_the_report_states_what_was_tried(tmp_path):
     path = aotair.build(recipe("sum", [6, 16]), tmp_path / "a.aotair")
-    text = (path / "report.html").read_text()
+    text = (path / "report" / "forward.html").read_text()
     for words in (
         "below the pad value",
         "above the pad value",
