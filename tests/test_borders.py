@@ -23,7 +23,7 @@ ORDER = {
     BUILDER: [
         "errors", "disk", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "export", "passes",
         "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint", "reuse",
-        "tools", "hf", "chat", "buckets", "diff", "debugger", "explore", "report", "builder", "commands", "cli",
+        "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "builder", "commands", "cli",
         "__main__", "__init__",
     ],
     RUNTIME: [

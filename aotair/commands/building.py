@@ -72,14 +72,29 @@ def build(
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--rule", metavar="NAME", help="Only this fusion rule, or this pass.")
+@click.option(
+    "--explore",
+    type=(click.Path(path_type=Path), click.Path(path_type=Path)),
+    metavar="ARTIFACT FILE",
+    help="Write what the rules left alone to FILE too, for Model Explorer to lay over the graphs of ARTIFACT.",
+)
 @SET
 @JSON
-def explain(recipe: Path, rule: str | None, changes: tuple[str, ...], as_json: bool) -> None:
+def explain(
+    recipe: Path, rule: str | None, explore: tuple[Path, Path] | None, changes: tuple[str, ...], as_json: bool
+) -> None:
     """Say what each fusion rule did to the model of RECIPE, and why it left near matches alone."""
     from ..builder import explain as explained
     from ..recipe.read import read_recipe
 
     found = explained(read_recipe(recipe, changes))
+    if explore is not None:
+        from ..disk.place import new_file
+        from ..explore.misses import misses
+        from ..explore.numbers import read
+
+        with new_file(explore[1]) as aside:
+            aside.write_text(misses(found, *read(explore[0])), encoding="utf-8")
     echo(json.dumps(found.as_dict(rule), indent=2) if as_json else found.text(rule))
 
 

@@ -6,9 +6,9 @@ from model_explorer import graph_builder as drawing
 
 from aotair_runtime.format.debug_data import DebugData
 from aotair_runtime.format.schema import Bucket, EntryPoint, Program
-from aotair_runtime.format.sizes import describe
 
 from ..diff.flow import RETURN, Flow, Source, Step, constant_names, flow_of
+from .ids import graph_id, places
 
 _SHAPE = "tensor_shape"  # what Model Explorer writes at edges
 _END = "outputs"
@@ -25,16 +25,6 @@ def collections(program: Program, debug: DebugData) -> list[drawing.GraphCollect
         )
         for entry in program.entry_points
     ]
-
-
-def graph_id(entry: EntryPoint, bucket: Bucket) -> str:
-    """What the graph of a bucket is called."""
-    return f"{entry.name}: {describe(entry, bucket.sizes)}"
-
-
-def places(program: Program, bucket: Bucket) -> list[int]:
-    """Where in the bucket's code its calls stand, events left out: the ids of the nodes, as numbers."""
-    return [place for place, number in enumerate(bucket.code) if not program.instructions[number].is_event]
 
 
 def _graph(program: Program, entry: EntryPoint, bucket: Bucket, names: list[str], debug: DebugData) -> drawing.Graph:

@@ -12,7 +12,7 @@ from aotair_runtime.format.schema import EntryPoint, Program
 from aotair_runtime.profile.costs import cost
 from aotair_runtime.weights.golden import golden_inputs
 
-from .drawn import graph_id, places
+from .ids import graph_id, places
 
 NUMBERS = {
     "bytes": "Bytes that each call reads and writes, as its shapes say",

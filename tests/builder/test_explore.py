@@ -1,15 +1,19 @@
 """Model Explorer's own extension manager, asked for the graphs of artifacts and the numbers over them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from model_explorer.extension_manager import ExtensionManager
 
 import aotair
+from aotair.cli import main
 from aotair.diff.flow import constant_names, flow_of
-from aotair_runtime.artifact.open import read_program
+from aotair_runtime.artifact.debug_data import read_debug_data
+from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.format.debug_data import DebugData
 
 
@@ -110,3 +114,46 @@ def test_a_file_that_is_no_program_is_refused(explorer: ExtensionManager, tmp_pa
     (tmp_path / "program.msgpack").write_bytes(b"nothing")
     with pytest.raises(aotair.AotairError):
         converted(explorer, tmp_path)
+
+
+NEAR = """
+import torch
+
+
+class Near(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        y = x.tanh()
+        mean = y.pow(2).mean(-1, keepdim=True)
+        return self.weight * (y * torch.rsqrt(mean + 1e-5)) + mean
+"""
+
+
+NEAR_RECIPE = """
+name: near
+model: {factory: "near.py:Near"}
+target: {device: npu}
+inputs: {x: {shape: [4, 64], dtype: float32}}
+"""
+
+
+def test_what_rules_left_alone_lies_at_the_calls_of_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.py").write_text(NEAR)
+    inputs = "inputs: {x: {shape: [4, 64], dtype: float32}}"
+    (tmp_path / "near.yaml").write_text(
+        f'name: near\nmodel: {{factory: "near.py:Near"}}\ntarget: {{device: npu}}\n{inputs}\n'
+    )
+    path = aotair.build("near.yaml", "near.aotair")
+    done = CliRunner().invoke(main, ["explain", "near.yaml", "--explore", str(path), "misses.json"])
+    assert done.exit_code == 0, done.output
+    data = json.loads((tmp_path / "misses.json").read_text())
+    assert list(data) == ["forward: static"]
+    found = data["forward: static"]["results"]
+    lines = {place: DebugData.of(read_debug_data(open_artifact(path)), int(place)).line for place in found}
+    assert found and all("near.py:1" in line for line in lines.values())
+    assert all(": " in result["value"] for result in found.values())
+    assert not any("tanh" in line for line in lines.values())
