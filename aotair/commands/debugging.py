@@ -52,6 +52,8 @@ def debug(
 ) -> None:
     """Find where wrong numbers begin: the same call through each form of a model, from the original over every pass to
     the captured graph on a device. Status 1 where something is wrong."""
+    from aotair_runtime.artifact.open import is_artifact
+
     from ..debugger.search import Asked
     from ..debugger.text import text
 
@@ -60,6 +62,10 @@ def debug(
     given, states, entry = _call(inputs, snapshot, entry)
     if given is not None and bucket is not None:
         raise click.UsageError("--bucket goes with random inputs: those given choose their bucket")
+    if recipe is not None and not is_artifact(what):
+        raise click.UsageError("--recipe goes with an artifact: a recipe is looked at alone")
+    if changes and recipe is None and is_artifact(what):
+        raise click.UsageError("--set goes with a recipe: give --recipe")
     import_modules(modules)
     asked = Asked(entry, bucket, given, states, device)
     found = _searched(what, recipe, changes, asked, namespaces, ops)

@@ -1,6 +1,7 @@
 """The same calls through each form of a model, as far as to the first that is wrong."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +11,9 @@ from aotair_runtime.artifact.open import Artifact, read_golden
 from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError
-from aotair_runtime.format.schema import EntryPoint
+from aotair_runtime.format.schema import EntryPoint, Tolerance
 from aotair_runtime.format.sizes import describe
-from aotair_runtime.format.structure import leaf_names
-from aotair_runtime.weights.golden import golden_inputs, key
+from aotair_runtime.weights.golden import compare_bucket, golden_inputs, replay_bucket
 
 from ..diff.weights import weight_changes
 from ..disk.scratch import scratch
@@ -22,7 +22,6 @@ from ..pack import lay_down
 from ..passes import pipeline
 from ..passes.observer import Observer
 from ..program import Built, build_program, specialised
-from ..prove.apart import apart
 from ..prove.prove import on_host
 from ..prove.runs import Run
 from ..recipe.entry import EntryJob
@@ -32,7 +31,7 @@ from .finding import Debugged, Finding, Rung
 from .ladder import Form, Ladder, copied, distinct
 from .original import Named, Reference, padded, smallest_bucket
 from .programs import Code, code_of
-from .replays import Call, stepped
+from .replays import Call
 from .search import Asked, Heard, Search
 from .trail import Trail
 
@@ -54,8 +53,8 @@ def debug_recipe(begun: Begun, asked: Asked, artifact: Artifact | None, heard: H
     wrong; `artifact`: one that was built of it, whose program is called instead of the one that a build would write."""
     found: list[Debugged] = []
     for job in _entry_jobs(begun.job, asked):
-        for sizes, own in _sizes(job, asked):
-            found.append(_debug_bucket(begun, job, sizes, own, asked, artifact, heard))
+        for sizes in _sizes(job, asked):
+            found.append(_debug_bucket(begun, job, sizes, asked, artifact, heard))
             if not found[-1].is_right:
                 return found
     return found
@@ -65,33 +64,41 @@ def _debug_bucket(
     begun: Begun,
     job: EntryJob,
     sizes: tuple[int, ...],
-    own: tuple[int, ...],
     asked: Asked,
     artifact: Artifact | None,
     heard: Heard,
 ) -> Debugged:
-    search = Search(heard)
+    search, device = Search(heard), "host"
     number = next(n for n, one in enumerate(begun.exported) if one.entry == job.entry and one.serves(sizes))
     exported, forms = begun.exported[number], distinct(begun.forms[number])
     reference = Reference(begun.model, job, exported)
-    if asked.inputs is not None:
-        _check_padding(search, job, reference, asked, own, sizes)
     compared = _Compared(list(_calls(job, reference, asked, sizes)), reference)
+    search.notes += _notes(job, asked, compared)
     ladder = Ladder(reference, exported, job.tolerance)
     broken = ladder.climb(forms, compared.calls, compared.wanted, search.rung)
     if broken is None:
-        more = distinct([forms[-1], *_bucket_forms(begun.job, job, exported, sizes)])
-        broken = ladder.climb(more, compared.calls, compared.wanted, search.rung, start=1)
-        forms = more
-    device = "host"
+        forms = distinct([forms[-1], *_bucket_forms(begun.job, job, exported, sizes)])
+        broken = ladder.climb(forms, compared.calls, compared.wanted, search.rung, start=1)
     reference.reset()
     if broken is not None:
         search.found(broken.finding, broken.points)
     else:
-        trails = {one.words: ladder.trail(forms[-1], one) for one in compared.calls}
+        trails = functools.partial(ladder.trail, forms[-1])
         device = _debug_program(search, begun, job, sizes, artifact, asked.device, compared, trails)
         reference.reset()
     return search.result(begun.job.name, job.entry, _bucket_name(job, sizes), device)
+
+
+def _notes(job: EntryJob, asked: Asked, compared: "_Compared") -> Iterator[str]:
+    """What a search that finds nothing has not looked at."""
+    others = len(job.bucket_sizes()) - 2
+    if asked.inputs is None and asked.bucket is None and others > 0:
+        yield f"of {job.entry}, the smallest and the largest bucket were called; --bucket calls one of {others} others"
+    for run in compared.wanted.values():
+        for name, tensor in zip(run.names, run.tensors):
+            if tensor.numel() and bool(tensor.isnan().all()):
+                yield f"the original answers {name} with NaN alone, which says nothing"
+                return
 
 
 class _Compared:
@@ -99,7 +106,7 @@ class _Compared:
 
     def __init__(self, calls: Sequence[Named], reference: Reference):
         self.calls = calls
-        self.wanted = {one.words: reference.run(one.call) for one in calls}
+        self.wanted = {one.words: reference.run(one) for one in calls}
 
 
 def _debug_program(
@@ -110,26 +117,33 @@ def _debug_program(
     artifact: Artifact | None,
     device: str | None,
     compared: _Compared,
-    trails: Mapping[str, tuple[Run, Trail]],
+    trails: Callable[[Named], tuple[Run, Trail]],
 ) -> str:
     """The program of the bucket, as a build writes it or as the artifact has it; the name of the device."""
     with scratch() as folder:
         built = _built(begun, job, sizes)
         written = lay_down(built, folder)
         intended = code_of(written, job.entry, sizes)
-        if artifact is not None and _has_other_weights(search, written, artifact):
+        if artifact is not None and _has_other_weights(search, written, artifact, job.tolerance):
             return "host"  # whatever reads them is wrong too
         program = Compiled(artifact or written, intended, begun.job.target.allowed, job.tolerance)
         return on_host_and_device(search, program, device, compared.calls, compared.wanted, trails)
 
 
 def _entry_jobs(job: Job, asked: Asked) -> Sequence[EntryJob]:
-    if asked.entry is None:
-        return job.entries[:1] if asked.inputs is not None else job.entries
-    found = [one for one in job.entries if one.entry == asked.entry]
-    if not found:
+    if asked.entry is None and asked.inputs is not None:
+        return job.entries[:1]
+    named = [one for one in job.entries if asked.entry in (None, one.entry)]
+    if not named:
         names = ", ".join(one.entry for one in job.entries)
-        raise AotairError("no such entry point", where=job.where, expected=names, got=asked.entry)
+        raise AotairError("no such entry point", where=job.where, expected=names, got=f"{asked.entry}")
+    if asked.bucket is None:
+        return named
+    names_of = {one.entry: [_bucket_name(one, sizes) for sizes in one.bucket_sizes()] for one in named}
+    found = [one for one in named if asked.bucket in names_of[one.entry]]
+    if not found:
+        expected = "; ".join(f"{entry}: {name}" for entry, names in names_of.items() for name in names)
+        raise AotairError("no such bucket", where=job.where, expected=expected, got=asked.bucket)
     return found
 
 
@@ -137,17 +151,14 @@ def _bucket_name(job: EntryJob, sizes: tuple[int, ...]) -> str:
     return ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes)) or "static"
 
 
-def _sizes(job: EntryJob, asked: Asked) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The buckets to look at, each with the sizes of the inputs: that of the inputs, the one that is asked for, or the
-    smallest and the largest."""
+def _sizes(job: EntryJob, asked: Asked) -> list[tuple[int, ...]]:
+    """The buckets to look at: that of the inputs, the one that is asked for, or the smallest and the largest."""
     if asked.inputs is not None:
         return [smallest_bucket(job, asked.inputs)]
-    names = {_bucket_name(job, sizes): sizes for sizes in job.bucket_sizes()}
-    if asked.bucket is None:
-        return [(sizes, sizes) for sizes in dict.fromkeys((next(iter(names.values())), list(names.values())[-1]))]
-    if asked.bucket not in names:
-        raise AotairError("no such bucket", where=job.where, expected="; ".join(names), got=asked.bucket)
-    return [(names[asked.bucket], names[asked.bucket])]
+    sizes = job.bucket_sizes()
+    if asked.bucket is not None:
+        return [one for one in sizes if _bucket_name(job, one) == asked.bucket]
+    return list(dict.fromkeys((sizes[0], sizes[-1])))
 
 
 def _calls(job: EntryJob, reference: Reference, asked: Asked, sizes: tuple[int, ...]) -> Iterator[Named]:
@@ -155,26 +166,7 @@ def _calls(job: EntryJob, reference: Reference, asked: Asked, sizes: tuple[int, 
         yield from reference.calls(sizes)
         return
     states = {name: value for name, value in (asked.states or {}).items() if name in reference.states}
-    yield Named("the inputs given", Call(padded(job, asked.inputs, sizes), states))
-
-
-def _check_padding(
-    search: Search, job: EntryJob, reference: Reference, asked: Asked, own: tuple[int, ...], sizes: tuple[int, ...]
-) -> None:
-    """Whether the model itself gives other numbers for the inputs as a call pads them."""
-    assert asked.inputs is not None
-    if own == sizes:
-        return
-    states = {name: value for name, value in (asked.states or {}).items() if name in reference.states}
-    plain = reference.run(Call(asked.inputs, states))
-    full = reference.run(Call(padded(job, asked.inputs, sizes), states))
-    cut = [tensor[tuple(slice(0, size) for size in want.shape)] for tensor, want in zip(full.tensors, plain.tensors)]
-    found = apart(plain, Run(full.names, cut), job.tolerance)
-    search.rung(Rung("the model, padded", "the inputs given", found.error, found.units, not found.wrong))
-    if found.wrong:
-        names = ", ".join(found.wrong)
-        what = f"padding changes what the model itself answers ({names}): the bucket's inputs are not those given"
-        search.found(Finding("padding", names, what, certain=True))
+    yield Named("the inputs given", Call(padded(job, asked.inputs, sizes), states), Call(dict(asked.inputs), states))
 
 
 def _bucket_forms(job: Job, one: EntryJob, exported: Exported, sizes: tuple[int, ...]) -> Iterator[Form]:
@@ -194,13 +186,23 @@ def _built(begun: Begun, job: EntryJob, sizes: tuple[int, ...]) -> Built:
     return build_program(graphs, replace(begun.job, entries=(one,)), lambda *_: None)
 
 
-def _has_other_weights(search: Search, built: Artifact, artifact: Artifact) -> bool:
+def _has_other_weights(search: Search, built: Artifact, artifact: Artifact, tolerance: Tolerance) -> bool:
+    """Whether a weight of the artifact is not the model's; what was only rounded otherwise, as other processors do with
+    weights that are made of others, is a note. Raises AotairError where the artifact is of another recipe."""
     for change in weight_changes(built, artifact):
-        if change.what not in ("values", "shape"):
-            continue
-        by = f"{change.numbers} of {change.of} numbers, by {change.largest:.3g} at most" if change.numbers else ""
-        what = f"the weight {change.name} of the artifact is not the model's: {by or change.after}"
-        search.found(Finding("weights", change.name, what, certain=True))
+        if change.what == "shape":
+            raise AotairError(
+                f"the artifact is of another recipe: its weight {change.name} is another one",
+                where=str(artifact.path),
+                expected=change.before,
+                got=change.after,
+            )
+        if change.what == "values" and change.relative <= tolerance.scale:
+            search.notes.append(f"the weight {change.name} is rounded otherwise here, by {change.largest:.3g} at most")
+        elif change.what == "values":
+            by = f"{change.numbers} of {change.of} numbers, by {change.largest:.3g} at most"
+            what = f"the weight {change.name} of the artifact is not the model's: {by}"
+            search.found(Finding("weights", change.name, what, certain=True))
     return bool(search.findings)
 
 
@@ -208,49 +210,61 @@ def _has_other_weights(search: Search, built: Artifact, artifact: Artifact) -> b
 
 
 def debug_artifact(artifact: Artifact, asked: Asked, allowed: Allowed, heard: Heard) -> Debugged:
-    """Where a device leaves what the host computes of the same program; against the golden outputs where no inputs are
-    given. Raises AotairError where the artifact has no such entry point or bucket."""
-    search = Search(heard)
-    spec, number = _bucket(artifact, asked)
-    code = Code(artifact.program, spec, spec.buckets[number], read_debug_data(artifact))
-    program = Compiled(artifact, code, allowed, artifact.program.tolerance)
-    call = Named("the inputs given", Call(asked.inputs or {}, asked.states or {}))
-    golden: Run | None = None
+    """Where a device leaves what the host computes of the same program; every bucket against its golden tensors, where
+    no inputs are given. Raises AotairError where the artifact has no such entry point or bucket."""
+    search, buckets = Search(heard), _buckets(artifact, asked)
+    tolerance = artifact.program.tolerance
+    spec, number = buckets[0]
     if asked.inputs is None:
-        tensors = read_golden(artifact)
-        given = golden_inputs(tensors, spec, number, torch.device("cpu"))
+        golden = read_golden(artifact)
+        for spec, number in buckets:
+            if not _is_golden(search, artifact, allowed, golden, spec, number):
+                what = "the program gives other numbers than the original did: with --recipe it is told from where on"
+                search.found(Finding("instruction", "", what))
+                name = describe(spec, spec.buckets[number].sizes)
+                return search.result(artifact.program.name, spec.name, name, "host")
+        spec, number = buckets[0]
+        given = golden_inputs(golden, spec, number, torch.device("cpu"))
         call = Named("golden inputs", Call({one.name: t for one, t in zip(spec.inputs, given)}, {}))
-        golden = _golden_run(tensors, spec, number)
-    with on_host(artifact, allowed) as model:
-        got, trail = stepped(model, spec.name, call.call, code.debug)
-    name = describe(spec, code.bucket.sizes)
-    if golden is not None:
-        outputs = Run(golden.names, got.tensors[: len(golden.tensors)])
-        if not search.compare("the program, on the host", call, golden, outputs, program.tolerance):
-            what = "the program gives other numbers than the original did: with --recipe it is told from where on"
-            search.found(Finding("instruction", "", what))
-            return search.result(artifact.program.name, spec.name, name, "host")
-    device = on_device(search, program, asked.device, [call], {call.words: (got, trail)})
-    return search.result(artifact.program.name, spec.name, name, device)
+    else:
+        search.notes.append("the host and the device were compared: --recipe compares with the model too")
+        call = Named("the inputs given", Call(asked.inputs, asked.states or {}))
+    code = Code(artifact.program, spec, spec.buckets[number], read_debug_data(artifact))
+    device = on_device(search, Compiled(artifact, code, allowed, tolerance), asked.device, [call])
+    return search.result(artifact.program.name, spec.name, describe(spec, code.bucket.sizes), device)
 
 
-def _bucket(artifact: Artifact, asked: Asked) -> tuple[EntryPoint, int]:
-    for spec in artifact.program.entry_points:
-        if asked.entry not in (None, spec.name):
-            continue
-        if asked.inputs is not None:
-            inputs = asked.inputs
-            if missing := [one.name for one in spec.inputs if one.name not in inputs]:
-                raise AotairError("inputs are missing", where=str(artifact.path), expected=", ".join(missing))
-            return spec, choose(spec, read_sizes(spec, [inputs[one.name].shape for one in spec.inputs]))
-        for number, bucket in enumerate(spec.buckets):
-            if asked.bucket in (None, describe(spec, bucket.sizes)):
-                return spec, number
-    names = [f"{one.name}: {describe(one, b.sizes)}" for one in artifact.program.entry_points for b in one.buckets]
-    got = f"{asked.entry or 'any'}: {asked.bucket or 'any'}"
-    raise AotairError("no such bucket", where=str(artifact.path), expected="; ".join(names), got=got)
+def _is_golden(
+    search: Search,
+    artifact: Artifact,
+    allowed: Allowed,
+    golden: Mapping[str, torch.Tensor],
+    spec: EntryPoint,
+    number: int,
+) -> bool:
+    """Whether a bucket, on the host, leaves behind what the original did: outputs, mutated inputs and states."""
+    with on_host(artifact, allowed, enable_output_clone=False) as model:
+        pairs = replay_bucket(model, golden, spec, number)
+        found = compare_bucket(pairs, spec, number, artifact.program.tolerance)
+    form = f"the program, on the host: {spec.name}, {found.bucket}"
+    search.rung(Rung(form, "golden inputs", found.max_abs_error, found.units, found.within))
+    return found.within
 
 
-def _golden_run(golden: Mapping[str, torch.Tensor], spec: EntryPoint, number: int) -> Run:
-    names = list(leaf_names(spec.structure))
-    return Run(names, [golden[key(spec.name, number, "out", place)] for place in range(len(names))])
+def _buckets(artifact: Artifact, asked: Asked) -> list[tuple[EntryPoint, int]]:
+    """The buckets that are asked for, by number; that of the inputs, where any are given."""
+    specs = [spec for spec in artifact.program.entry_points if asked.entry in (None, spec.name)]
+    if asked.inputs is not None and specs:
+        spec, inputs = specs[0], asked.inputs
+        if missing := [one.name for one in spec.inputs if one.name not in inputs]:
+            raise AotairError("inputs are missing", where=str(artifact.path), expected=", ".join(missing))
+        return [(spec, choose(spec, read_sizes(spec, [inputs[one.name].shape for one in spec.inputs])))]
+    every = [(spec, number) for spec in specs for number in range(len(spec.buckets))]
+    found = [
+        (spec, number) for spec, number in every if asked.bucket in (None, describe(spec, spec.buckets[number].sizes))
+    ]
+    if not found:
+        names = [f"{one.name}: {describe(one, b.sizes)}" for one in artifact.program.entry_points for b in one.buckets]
+        got = f"{asked.entry or 'any'}: {asked.bucket or 'any'}"
+        raise AotairError("no such bucket", where=str(artifact.path), expected="; ".join(names), got=got)
+    return found

@@ -1,6 +1,6 @@
 """A bucket's program on the host and on a device: one instruction after another, and as it is captured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from ..prove.runs import Run
 from .finding import Finding
 from .original import Named
 from .programs import Code, code_of, listed, missing_waits, stale_list, wrong_instruction
-from .replays import captured, stepped
+from .replays import StepError, captured, stepped
 from .search import Search
 from .trail import Trail, points
 
@@ -39,22 +39,29 @@ def on_host_and_device(
     device: str | None,
     calls: Sequence[Named],
     wanted: Mapping[str, Run],
-    graphs: Mapping[str, tuple[Run, Trail]],
+    graphs: Callable[[Named], tuple[Run, Trail]],
 ) -> str:
-    """The program on the host, against what the bucket's graph did, and on the device; the device's name."""
+    """The program on the host, against what the bucket's graph does, and on the device; the device's name."""
     intended, tolerance = program.code, program.tolerance
     code = code_of(program.artifact, intended.entry.name, intended.bucket.sizes)
-    trails = {}
     with on_host(program.artifact, program.allowed) as model:
         for one in calls:
-            got, trail = stepped(model, code.entry.name, one.call, code.debug)
-            trails[one.words] = (got, trail)
+            try:
+                got, trail = stepped(model, code.entry.name, one.call, code.debug)
+            except StepError as error:
+                search.found(_failed(error, "the host"))
+                return "host"
             if not search.compare("the program, on the host", one, wanted[one.words], got, tolerance):
-                want = graphs[one.words][1]
+                _, want = graphs(one)
                 finding = wrong_instruction(code, trail, want, tolerance, intended, "the host")
                 search.found(finding or _unexplained("the program on the host"), points(trail, want, tolerance))
                 return "host"
-    return on_device(search, replace(program, code=code), device, calls, trails)
+    return on_device(search, replace(program, code=code), device, calls)
+
+
+def _failed(error: StepError, device: str) -> Finding:
+    what = f"{error.node} fails on {device}: {error}"
+    return Finding("instruction", error.op, what, (error.node,), (error.line or error.node,), True)
 
 
 def _unexplained(form: str) -> Finding:
@@ -62,13 +69,7 @@ def _unexplained(form: str) -> Finding:
     return Finding("device", form, what)
 
 
-def on_device(
-    search: Search,
-    program: Compiled,
-    wanted: str | None,
-    calls: Sequence[Named],
-    host: Mapping[str, tuple[Run, Trail]],
-) -> str:
+def on_device(search: Search, program: Compiled, wanted: str | None, calls: Sequence[Named]) -> str:
     """The program on a device: what no order of streams is given for, its instructions one by one, and as captured;
     the device's name. `wanted` may be None: that of the artifact, or the host where it is not there."""
     for race in missing_waits(program.code):
@@ -79,10 +80,14 @@ def on_device(
         search.notes.append(f"{name} was not looked at: {device}")
         device, name = open_device("cpu"), "cpu"
     settings = Settings(clone_input=True, enable_output_clone=True, allowed=program.allowed)
-    with Model(program.artifact, device, settings) as model:
+    with Model(program.artifact, device, settings) as model, on_host(program.artifact, program.allowed) as host:
         for one in calls:
-            want, trail = host[one.words]
-            found = want if name == "cpu" else _one_by_one(search, model, program, one, want, trail, name)
+            try:
+                want, trail = stepped(host, program.code.entry.name, one.call, program.code.debug)
+                found = want if name == "cpu" else _one_by_one(search, model, program, one, want, trail, name)
+            except StepError as error:
+                search.found(_failed(error, name))
+                break
             if found is None or not _replayed(search, model, program, one, found, name):
                 break
     return name

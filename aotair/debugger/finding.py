@@ -9,13 +9,15 @@ from .trail import Apart, Point
 @dataclass(frozen=True)
 class Rung:
     """One form of the model, called: the largest error of what it left behind against what the original did, that in
-    units in the last place, and whether it is within the tolerance. `call` says from which states, and on what."""
+    units in the last place, and whether it is within the tolerance. `call` says from which states, and on what.
+    `undone`: it is not within, and what comes after it puts that right."""
 
     form: str
     call: str
     error: float
     units: float
     within: bool
+    undone: bool = False
 
 
 @dataclass(frozen=True)

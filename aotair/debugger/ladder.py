@@ -1,7 +1,7 @@
 """The forms that a model takes in a build, each called like the original: export, after each pass, a bucket's graph."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,10 +52,13 @@ class Ladder:
         behind of each call, by its words."""
         for number in range(start, len(forms)):
             for one in calls:
-                rung = self._rung(forms[number], one, wanted[one.words])
-                heard(rung)
-                if not rung.within:
-                    return self._explained(forms, number, one)
+                want = wanted[one.words]
+                rung = self._rung(forms[number], one, want)
+                undone = not rung.within and 0 < number < len(forms) - 1 and self._rung(forms[-1], one, want).within
+                heard(replace(rung, undone=undone))
+                if not rung.within and not undone:
+                    again = self._rung(forms[number], one, want).within
+                    return self._explained(forms, number, one, again)
         return None
 
     def trail(self, form: Form, one: Named) -> tuple[Run, Trail]:
@@ -69,26 +72,54 @@ class Ladder:
 
     def _rung(self, form: Form, one: Named, want: Run) -> Rung:
         got, _ = self.trail(form, one)
-        found = apart(want, got, self._tolerance)
+        found = apart(want, as_far_as(got, want), self._tolerance)
         return Rung(form.stage, one.words, found.error, found.units, not found.wrong)
 
     def _values(self, form: Form, one: Named) -> dict[str, torch.Tensor]:
         states = {**self._reference.states, **one.call.states}
         return placeholder_values(form.graph, self._exported, one.call.inputs, states)
 
-    def _explained(self, forms: Sequence[Form], number: int, one: Named) -> Broken:
+    def _explained(self, forms: Sequence[Form], number: int, one: Named, again: bool) -> Broken:
+        """`again`: called once more, the form did what the original does."""
         form = forms[number]
         _, after = self.trail(form, one)
+        if again:
+            what = f"{_said(form.stage)}: called again, it gave the right numbers: something is other in each call"
+            return Broken(Finding("device", form.stage, what), ())
         if number == 0:
-            what = "the exported graph does not do what the model does"
-            return Broken(Finding("export", "torch.export", what, certain=True), ())
+            return Broken(self._of_export(form, one), ())
         _, before = self.trail(forms[number - 1], one)
         found = culprits(forms[number - 1].graph, before, form.graph, after, self._tolerance)
-        what = f"{_said(form.stage)} makes other numbers of the graph"
+        kind, by, what = "pass", form.stage, f"{_said(form.stage)} makes other numbers of the graph"
+        if found.kernel:
+            kind, by = "kernel", found.kernel
+            what = f"the kernel of {by}, which {form.stage} put there, gives other numbers than the op whose form it is"
         if found.seen_at:
             what += f", first seen in {found.seen_at}"
-        finding = Finding("pass", form.stage, what, found.calls, found.lines, True, found.apart)
+        if found.rounds:
+            what = f"{_said(form.stage)} rounds otherwise, of which {found.seen_at} makes more than the tolerance"
+        finding = Finding(kind, by, what, found.calls, found.lines, not found.rounds, found.apart)
         return Broken(finding, tuple(points(after, before, self._tolerance)))
+
+    def _of_export(self, form: Form, one: Named) -> Finding:
+        """What is wrong before any pass: the export, or the model itself where its inputs are padded."""
+        if one.real is not None:
+            same = self._reference.run(Named(one.words, one.call))
+            if self._rung(form, one, same).within:
+                found = apart(self._reference.run(one), as_far_as(same, self._reference.run(one)), self._tolerance)
+                names = ", ".join(found.wrong)
+                what = f"padding changes what the model itself answers ({names}), with {one.words}"
+                return Finding("padding", names, what, certain=True)
+        return Finding("export", "torch.export", "the exported graph does not do what the model does", certain=True)
+
+
+def as_far_as(got: Run, want: Run) -> Run:
+    """The part that calls of the other's sizes have."""
+    cut = [
+        tensor[tuple(slice(0, size) for size in other.shape)] if tensor.dim() == other.dim() else tensor
+        for tensor, other in zip(got.tensors, want.tensors)
+    ]
+    return Run(got.names, cut)
 
 
 def _said(stage: str) -> str:

@@ -10,24 +10,29 @@ import torch
 from aotair_runtime.format.structure import leaf_names
 from aotair_runtime.format.torch_names import dtype
 
-from ..errors import RecipeError
+from ..errors import ModelError, RecipeError
 from ..export.exported import Exported
 from ..graph.resolve import resolved
 from ..model.reference import Original
-from ..model.samples import poisoned, random_inputs
+from ..model.samples import Poison, poisoned, poisons, random_inputs
 from ..model.wider import Wider
 from ..prove.lived import Lived
 from ..prove.runs import Run
+from ..prove.tilts import tilted, tilts
 from ..recipe.entry import EntryJob
 from .replays import Call
+
+_POISONS = 2  # ways of padding that are tried
 
 
 @dataclass(frozen=True)
 class Named:
-    """A call, and what it is called: `random inputs, from random states`."""
+    """A call, and what it is called: `random inputs, from random states`. `real`: what the original is called with,
+    where the call has that in a padded form; its answers are then compared as far as they go."""
 
     words: str
     call: Call
+    real: Call | None = None
 
 
 class Reference:
@@ -51,9 +56,15 @@ class Reference:
         """Put the original's buffers back as they were built: a build takes them from there."""
         self._original.reset()
 
-    def run(self, call: Call) -> Run:
-        """What the original leaves behind."""
-        run = self._run(call)
+    def run(self, one: Named) -> Run:
+        """What the original leaves behind of a call. Raises ModelError where it fails."""
+        call = one.real or one.call
+        try:
+            run = self._run(call)
+        except Exception as error:
+            raise ModelError(
+                f"the original model fails with {one.words}: {type(error).__name__}: {error}", where=self._job.where
+            ) from error
         return Run(run.names, run.tensors, functools.cache(lambda: self._moved(call)))
 
     def _run(self, call: Call) -> Run:
@@ -67,19 +78,46 @@ class Reference:
             return self._run(call)
 
     def calls(self, sizes: tuple[int, ...]) -> Iterator[Named]:
-        """Calls of a bucket: with random inputs from the states as built, and from such as calls leave them."""
-        inputs = random_inputs(self._job, dict(zip(self._job.dims(), sizes, strict=True)), 0)
-        first = Call(inputs, {})
-        yield Named("random inputs", first)
-        lived, after = Lived(), self._run(first).tensors[len(self.names) - len(self.states) :]
+        """Calls of a bucket: with random inputs from the states as built, and from such as calls leave them; at the
+        ends of the inputs' ranges; and padded, with what may lie there."""
+        by_dim = dict(zip(self._job.dims(), sizes, strict=True))
+        inputs = random_inputs(self._job, by_dim, 0)
+        first = Named("random inputs", Call(inputs, {}))
+        yield first
+        lived, after = Lived(), self.run(first).tensors[len(self.names) - len(self.states) :]
         for (name, before), left in zip(self.states.items(), after):
             lived.saw(name, before, left)
         if states := lived.states(self.states, 0):
             yield Named("random inputs, from random states", Call(inputs, states))
+        items = self._job.inputs_at(by_dim)
+        for number in range(1, len(tilts(items))):
+            ends, words = tilted(items, inputs, number)
+            if words.endswith(("the least", "the greatest")):
+                yield Named(words, Call(ends, states))
+        yield from self._padded(sizes, states)
+
+    def _padded(self, sizes: tuple[int, ...], states: Mapping[str, torch.Tensor]) -> Iterator[Named]:
+        """Calls that are smaller than the bucket along each dimension that may be padded."""
+        dims = self._job.dims()
+        least = [max(self._job.least(dim), size - 1) for dim, size in zip(dims, sizes)]
+        own = tuple(
+            small if self._job.paddable(dim) else size for dim, size, small in zip(dims, sizes, least, strict=True)
+        )
+        if own == sizes:
+            return
+        real = random_inputs(self._job, dict(zip(dims, own)), 0)
+        kinds = {name: poisons(item) for name, item in self._job.inputs.items() if item.pad == "any"}
+        for turn in range(min(_POISONS, max(map(len, kinds.values()), default=1))):
+            chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items() if kind}
+            whole = padded(self._job, real, sizes, chosen, turn)
+            words = ", ".join(f"{name}={value}" for name, value in chosen.items())
+            yield Named(
+                f"padded inputs ({words})" if words else "padded inputs", Call(whole, states), Call(real, states)
+            )
 
 
-def smallest_bucket(job: EntryJob, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The smallest bucket that holds these inputs, and their own sizes. Raises RecipeError."""
+def smallest_bucket(job: EntryJob, inputs: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+    """The smallest bucket that holds these inputs. Raises RecipeError."""
     known: dict[str, int] = {}
     for name, item in job.inputs.items():
         got = tuple(inputs[name].shape) if name in inputs else ()
@@ -100,15 +138,21 @@ def smallest_bucket(job: EntryJob, inputs: Mapping[str, torch.Tensor]) -> tuple[
     ]
     if not fitting:
         raise RecipeError("no bucket holds these inputs", where=job.where, got=str(dict(zip(job.dims(), sizes))))
-    return min(fitting, key=math.prod), sizes
+    return min(fitting, key=math.prod)
 
 
-def padded(job: EntryJob, inputs: Mapping[str, torch.Tensor], bucket: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """The inputs as a call pads them to a bucket."""
+def padded(
+    job: EntryJob,
+    inputs: Mapping[str, torch.Tensor],
+    bucket: tuple[int, ...],
+    chosen: Mapping[str, Poison] | None = None,
+    stream: int = 0,
+) -> dict[str, torch.Tensor]:
+    """The inputs as a call pads them to a bucket; with these `chosen` values where any may lie there, or zeros."""
     by_dim = dict(zip(job.dims(), bucket, strict=True))
     found = {}
     for name, item in job.inputs_at(by_dim).items():
         shape = tuple(item.shape_at(by_dim))
-        fill = 0 if item.fill is None or isinstance(item.fill, str) else item.fill
-        found[name] = poisoned(item, inputs[name], shape, fill, 0)
+        fill: Poison = 0 if item.fill is None or isinstance(item.fill, str) else item.fill
+        found[name] = poisoned(item, inputs[name], shape, (chosen or {}).get(name, fill), stream)
     return found

@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT, _LEAST = 1000, 240, -18.0  # of the drawing; the exponent of te
 
 def page(found: Sequence[Debugged]) -> str:
     """The whole page, of one entry point or several."""
-    title = html.escape(f"{found[0].name}: wrong numbers")
+    title = html.escape(f"Are the numbers of {found[0].name} right?")
     body = "\n".join(part for one in found for part in _sections(one))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -42,7 +42,7 @@ def _sections(found: Debugged) -> Iterator[str]:
     if found.points:
         yield "<h2>The error of each call</h2>" + _plot(found.points)
         rows = [[one.name, one.line, f"{one.error:.3g}", "" if one.within else "WRONG"] for one in found.points]
-        yield html_table(["call", "line", "error", ""], rows)
+        yield html_table(["call", "line", "error", "result"], rows)
 
 
 def _plot(points: Sequence[Point]) -> str:

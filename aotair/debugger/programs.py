@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx.node import Node
 
 from aotair_runtime.artifact.debug_data import read_debug_data
@@ -17,7 +18,7 @@ from ..prove.apart import apart
 from ..prove.runs import Run
 from .finding import Finding
 from .races import races, writes_over_what_it_reads
-from .trail import Seen, Tensors, Trail, worst
+from .trail import Seen, Tensors, Trail, compared, worst
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ def code_of(artifact: Artifact, entry: str, sizes: tuple[int, ...]) -> Code:
     spec = next((one for one in program.entry_points if one.name == entry), None)
     bucket = next((one for one in spec.buckets if one.sizes == sizes), None) if spec is not None else None
     if spec is None or bucket is None:
-        raise AotairError("the artifact has no such bucket", where=str(artifact.path), got=f"{entry} {list(sizes)}")
+        raise AotairError(
+            "the artifact has no bucket of these sizes: it is of another recipe, or of another state of this one",
+            where=str(artifact.path),
+            got=f"{entry} {list(sizes)}",
+        )
     return Code(program, spec, bucket, read_debug_data(artifact))
 
 
@@ -78,7 +83,8 @@ def wrong_instruction(
 
 def _kernel(line: str, seen: Seen, was: Seen, device: str) -> Finding:
     what = f"the kernel of {seen.op} on {device} gives other numbers for the same arguments"
-    return Finding("kernel", seen.op, what, (seen.name,), (line,), was.again is not None)
+    same = all(torch.equal(*pair) for pair in compared(seen.given, was.given))
+    return Finding("kernel", seen.op, what, (seen.name,), (line,), was.again is not None or same)
 
 
 def _unlike(flow: Flow, intended: Flow | None) -> Finding | None:

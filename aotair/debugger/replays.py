@@ -1,7 +1,7 @@
 """One call of a loaded model, instruction by instruction with what each got and left, or as it is captured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,14 @@ class Call:
 
     inputs: Mapping[str, torch.Tensor]
     states: Mapping[str, torch.Tensor]
+
+
+class StepError(Exception):
+    """An instruction fails: its name in the graph, its op, and the line of the model's code."""
+
+    def __init__(self, seen: Seen, error: Exception):
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.node, self.op, self.line = seen.name, seen.op, seen.made.line
 
 
 def captured(model: Model, name: str, call: Call, lists: Mapping[str, list[int]]) -> Run:
@@ -127,11 +135,14 @@ class _Steps:
 
     def replay(self) -> None:
         for number, item, call in self._calls:
-            given = kept(list(self._given(item)))
-            self._make(call)
             name = item.node if item.node not in self.trail else f"{item.node}, instruction {number}"
             op = self._parts.program.ops[item.op].name
-            self.trail[name] = Seen(name, op, self._debug.of(number), given, kept(list(self._left(item))))
+            seen = Seen(name, op, self._debug.of(number), kept(list(self._given(item))), ())
+            try:
+                self._make(call)
+            except Exception as error:
+                raise StepError(seen, error) from error
+            self.trail[name] = replace(seen, results=kept(list(self._left(item))))
 
     def replay_with(self, lists: Lists) -> None:
         for _, item, call in self._calls:

@@ -10,6 +10,7 @@ from aotair_runtime.format.schema import Tolerance
 from ..prove.apart import apart
 from ..prove.runs import Run
 from .finding import Debugged, Finding, Rung
+from .ladder import as_far_as
 from .original import Named
 from .trail import Point
 
@@ -55,6 +56,6 @@ class Search:
 
     def compare(self, form: str, one: Named, want: Run, got: Run, tolerance: Tolerance) -> bool:
         """A form was called: whether what it left behind is within the tolerance."""
-        found = apart(want, got, tolerance)
+        found = apart(want, as_far_as(got, want), tolerance)
         self.rung(Rung(form, one.words, found.error, found.units, not found.wrong))
         return not found.wrong

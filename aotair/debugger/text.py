@@ -14,11 +14,11 @@ def text(found: Debugged, top: int = 12) -> str:
 
 def rung_cells(rung: Rung) -> list[str]:
     """A row of the table."""
-    said = "right" if rung.within else "WRONG"
+    said = "right" if rung.within else "undone" if rung.undone else "WRONG"
     return [rung.form, rung.call, said, f"{rung.error:.3g}", f"{rung.units:.3g}"]
 
 
-HEAD = ["form", "called with", "", "largest error", "units"]
+HEAD = ["form", "called with", "result", "largest error", "units"]
 
 
 def said(found: Debugged) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _lines(found: Debugged, top: int) -> Iterator[str]:
             [point.name, point.line, f"{point.error:.3g}", "" if point.within else "WRONG"]
             for point in found.points[max(0, wrong + 1 - top) : wrong + 1]
         ]
-        yield table(["call", "line", "error", ""], rows)
+        yield table(["call", "line", "error", "result"], rows)
 
 
 def _finding(finding: Finding) -> Iterator[str]:
