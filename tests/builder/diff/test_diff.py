@@ -383,3 +383,14 @@ def test_bits_of_weights_are_compared_as_numbers():
     assert _difference(torch.tensor([0.0, 3.0]), torch.tensor([4.0, 3.0])) == (1, 4.0, pytest.approx(4 / 3))
     assert _difference(torch.tensor([True]), torch.tensor([False])) == (1, 1.0, 1.0)
     assert _difference(torch.tensor([1j]), torch.tensor([2j])) == (1, 1.0, 1.0)
+
+
+class NothingInIt(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.new_zeros(0, 4), x[:0] * 2]) + 1
+
+
+def test_tensors_without_numbers_come_from_nothing(tmp_path: Path):
+    inputs = {"x": {"shape": [2, 4], "dtype": "float32"}}
+    path = aotair.build(None, tmp_path / "a.aotair", model=NothingInIt(), name="empty", inputs=inputs)
+    assert diff(open_artifact(path), open_artifact(path)).is_empty

@@ -105,7 +105,7 @@ def test_another_answer_is_refused_with_bucket_output_and_error(tmp_path):
     assert error.what == "bucket n=2: the output 'output' is not the original model's"
     assert error.expected.startswith("within 7.62939e-06 of the greatest number of its row, or within 32 times what")
     assert error.got.startswith("an error of 0.001 (") and error.got.endswith(" units in the last place)")
-    assert "loosen verify" in error.fix and "--stop-after" in error.fix
+    assert "loosen verify" in error.fix and "aotair debug" in error.fix
 
 
 def test_the_recipes_tolerance_is_what_counts(tmp_path):
