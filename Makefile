@@ -110,6 +110,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hour
 	$(BIN)/python -m benchmarks.exchanged
 	$(BIN)/python -m benchmarks.killed
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.debugged
 
 clean: ## remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -285,10 +285,10 @@ def test_graphs_are_called_by_their_entry_points_and_numbered_where_these_have_s
 )
 def test_graphs_are_dumped_where_the_recipe_says(kind, path, folder, monkeypatch):
     seen = []
-    monkeypatch.setattr(builder, "Observer", lambda *args: seen.append(args))
+    monkeypatch.setattr(builder, "Observer", lambda *args, **listening: seen.append((*args, listening)))
     job = job_of(parse_recipe(RECIPES["linear"] | {"config": {"debug": {"graph_dump": {"type": kind, "path": path}}}}))
-    _observer(job, 3, True)
-    assert seen == [(job.target, folder, 3, kind == "py", True)]
+    _observer(job, 3, None, True)
+    assert seen == [(job.target, folder, 3, kind == "py", True, {"listener": None})]
 
 
 def test_a_stage_that_fails_is_not_timed():
