@@ -44,12 +44,12 @@ chat: $(INSTALLED) build/smollm2.aotair ## build SmolLM2-135M-Instruct, and talk
 	@$(BIN)/aotair chat build/smollm2.aotair --speed
 
 test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS)
 	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 coverage: $(INSTALLED) ## all tests but those of the simulated NPU, and the lines that they run (takes half as long again)
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
+		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
 
 test-browser: $(INSTALLED) ## the pages of reports in Debian's Chromium (apt install chromium chromium-driver); screenshots in build/browser
 	$(BIN)/python -m pip install --quiet -e '.[browser]'

@@ -1,5 +1,6 @@
 """What the tests share: recipes for the small models, built once a session, and the real encoder."""
 
+import fcntl
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
@@ -92,8 +93,12 @@ def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's artifact: the real encoder in its 15 buckets."""
-    return aotair.build(ROOT / "recipes" / "minilm.yaml", tmp_path_factory.mktemp("minilm") / "minilm.aotair")
+    """The demo's artifact: the real encoder in its 15 buckets, built by the first worker that asks for it."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if folder.name.startswith("popen-") else folder) / "minilm.aotair"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else aotair.build(ROOT / "recipes" / "minilm.yaml", path)
 
 
 @pytest.fixture

