@@ -13,12 +13,15 @@ import torch
 import aotair
 from aotair.errors import UnsupportedError
 from aotair_runtime.artifact import ops as _defined  # noqa: F401 (air's ops)
+from aotair_runtime.confine.check import check_calls
 from aotair_runtime.confine.demands import CHECKS
 from aotair_runtime.confine.op_table import Allowed, demands, names
 from aotair_runtime.confine.shapes import RULES, RULES_OF_EACH
 from aotair_runtime.errors import FormatVersionError, MalformedError, NamespaceError
-from aotair_runtime.format.schema import Form
+from aotair_runtime.format.schema import Form, Instruction, TensorArg
 
+from . import fuzz
+from .calls import Spec
 from .mutants import FIELDS, body, write
 
 TESTS = Path(__file__).parent.parent
@@ -30,6 +33,21 @@ def test_hostile_input_reaches_nothing_but_its_own_memory(what: str, cases: int)
     command = [sys.executable, "-m", "confine", what, "--cases", str(cases), "--seed", "test"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 0 and " 0 faults" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("batch, refused", [(0, True), (1, False)])
+def test_nothing_is_not_resized_to_any_width(batch: int, refused: bool):
+    """Of no rows at all the result takes no bytes, but the kernel's own tables are as long as a row of it."""
+    op = torch.ops.aten.upsample_linear1d.vec
+    width = 1 << 45 if refused else 9
+    spec = Spec("float32", (batch, 3, 4), (12, 4, 1))
+    args = (TensorArg(0), (width,), False, None)
+    program = fuzz._program(op, Instruction(0, int(Form.COPY), args, (), (-1,), "node"), [spec])
+    if refused:
+        with pytest.raises(MalformedError):
+            check_calls(program, (op,), Allowed(), "here")
+    else:
+        check_calls(program, (op,), Allowed(), "here")
 
 
 def test_a_fault_is_found():
