@@ -210,7 +210,7 @@ def specialised(
         placeholder: tuple(by_dim[size] if isinstance(size, str) else size for size in one.inputs[name].shape)
         for name, placeholder in exported.inputs.items()
     }
-    bucket = ", ".join(f"{dim}={size}" for dim, size in by_dim.items()) or "static"
+    bucket = one.bucket_name(sizes)
     module = specialise(exported.module, shapes, f"{one.where}: bucket {bucket}", job.target)
     check_graph(module, "specialise")
     return module, bucket

@@ -52,11 +52,7 @@ def _returned_or_written(
     """Where no result of a call that both graphs have is another one: what is returned now that was not, with what it
     follows from, and what is no longer written, or written elsewhere."""
     old, new = ({node.name: node for node in graph.nodes} for graph in (before, after))
-    returned = [
-        node
-        for node, was in zip(results_of(after), results_of(before))
-        if node.name != was.name or node.name not in old
-    ]
+    returned = [node for node, was in zip(results_of(after), results_of(before)) if node.name != was.name]
     leading = _leading_to(returned, trail_before, trail_after, tolerance)
     gone = [node for node in before.nodes if _writes(node) and _is_changed(node, new)]
     added = [node for node in after.nodes if _writes(node) and node.name not in old]

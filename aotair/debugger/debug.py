@@ -13,6 +13,7 @@ from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.schema import EntryPoint, Tolerance
 from aotair_runtime.format.sizes import describe
+from aotair_runtime.model import Model
 from aotair_runtime.weights.golden import compare_bucket, golden_inputs, replay_bucket
 
 from ..diff.weights import weight_changes
@@ -86,7 +87,7 @@ def _debug_bucket(
         trails = functools.partial(ladder.trail, forms[-1])
         device = _debug_program(search, begun, job, sizes, artifact, asked.device, compared, trails)
         reference.reset()
-    return search.result(begun.job.name, job.entry, _bucket_name(job, sizes), device)
+    return search.result(begun.job.name, job.entry, job.bucket_name(sizes), device)
 
 
 def _notes(job: EntryJob, asked: Asked, compared: "_Compared") -> Iterator[str]:
@@ -139,16 +140,12 @@ def _entry_jobs(job: Job, asked: Asked) -> Sequence[EntryJob]:
         raise AotairError("no such entry point", where=job.where, expected=names, got=f"{asked.entry}")
     if asked.bucket is None:
         return named
-    names_of = {one.entry: [_bucket_name(one, sizes) for sizes in one.bucket_sizes()] for one in named}
+    names_of = {one.entry: [one.bucket_name(sizes) for sizes in one.bucket_sizes()] for one in named}
     found = [one for one in named if asked.bucket in names_of[one.entry]]
     if not found:
         expected = "; ".join(f"{entry}: {name}" for entry, names in names_of.items() for name in names)
         raise AotairError("no such bucket", where=job.where, expected=expected, got=asked.bucket)
     return found
-
-
-def _bucket_name(job: EntryJob, sizes: tuple[int, ...]) -> str:
-    return ", ".join(f"{dim}={size}" for dim, size in zip(job.dims(), sizes)) or "static"
 
 
 def _sizes(job: EntryJob, asked: Asked) -> list[tuple[int, ...]]:
@@ -157,7 +154,7 @@ def _sizes(job: EntryJob, asked: Asked) -> list[tuple[int, ...]]:
         return [smallest_bucket(job, asked.inputs)]
     sizes = job.bucket_sizes()
     if asked.bucket is not None:
-        return [one for one in sizes if _bucket_name(job, one) == asked.bucket]
+        return [one for one in sizes if job.bucket_name(one) == asked.bucket]
     return list(dict.fromkeys((sizes[0], sizes[-1])))
 
 
@@ -217,13 +214,13 @@ def debug_artifact(artifact: Artifact, asked: Asked, allowed: Allowed, heard: He
     spec, number = buckets[0]
     if asked.inputs is None:
         golden = read_golden(artifact)
-        for spec, number in buckets:
-            if not _is_golden(search, artifact, allowed, golden, spec, number):
-                what = "the program gives other numbers than the original did: with --recipe it is told from where on"
-                search.found(Finding("instruction", "", what))
-                name = describe(spec, spec.buckets[number].sizes)
-                return search.result(artifact.program.name, spec.name, name, "host")
-        spec, number = buckets[0]
+        with on_host(artifact, allowed, enable_output_clone=False) as model:
+            wrong = next((one for one in buckets if not _is_golden(search, model, golden, *one)), None)
+        if wrong is not None:
+            what = "the program gives other numbers than the original did: with --recipe it is told from where on"
+            search.found(Finding("instruction", "", what))
+            name = describe(wrong[0], wrong[0].buckets[wrong[1]].sizes)
+            return search.result(artifact.program.name, wrong[0].name, name, "host")
         given = golden_inputs(golden, spec, number, torch.device("cpu"))
         call = Named("golden inputs", Call({one.name: t for one, t in zip(spec.inputs, given)}, {}))
     else:
@@ -234,18 +231,9 @@ def debug_artifact(artifact: Artifact, asked: Asked, allowed: Allowed, heard: He
     return search.result(artifact.program.name, spec.name, describe(spec, code.bucket.sizes), device)
 
 
-def _is_golden(
-    search: Search,
-    artifact: Artifact,
-    allowed: Allowed,
-    golden: Mapping[str, torch.Tensor],
-    spec: EntryPoint,
-    number: int,
-) -> bool:
+def _is_golden(search: Search, model: Model, golden: Mapping[str, torch.Tensor], spec: EntryPoint, number: int) -> bool:
     """Whether a bucket, on the host, leaves behind what the original did: outputs, mutated inputs and states."""
-    with on_host(artifact, allowed, enable_output_clone=False) as model:
-        pairs = replay_bucket(model, golden, spec, number)
-        found = compare_bucket(pairs, spec, number, artifact.program.tolerance)
+    found = compare_bucket(replay_bucket(model, golden, spec, number), spec, number, model.program.tolerance)
     form = f"the program, on the host: {spec.name}, {found.bucket}"
     search.rung(Rung(form, "golden inputs", found.max_abs_error, found.units, found.within))
     return found.within

@@ -1,5 +1,6 @@
 """A bucket's program on the host and on a device: one instruction after another, and as it is captured."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,7 +81,9 @@ def on_device(search: Search, program: Compiled, wanted: str | None, calls: Sequ
         search.notes.append(f"{name} was not looked at: {device}")
         device, name = open_device("cpu"), "cpu"
     settings = Settings(clone_input=True, enable_output_clone=True, allowed=program.allowed)
-    with Model(program.artifact, device, settings) as model, on_host(program.artifact, program.allowed) as host:
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(Model(program.artifact, device, settings))
+        host = model if name == "cpu" else stack.enter_context(on_host(program.artifact, program.allowed))
         for one in calls:
             try:
                 want, trail = stepped(host, program.code.entry.name, one.call, program.code.debug)

@@ -12,7 +12,7 @@ from ..prove.apart import apart
 from ..prove.runs import Run
 from .changed import culprits
 from .finding import Finding, Rung
-from .graphs import observed, placeholder_values
+from .graphs import observed, placeholder_values, run_graph
 from .original import Named, Reference
 from .trail import Point, Trail, points
 
@@ -65,13 +65,17 @@ class Ladder:
         """What a graph leaves behind of a call, and what each of its calls got and left."""
         values = self._values(form, one)
         outputs, trail = observed(form.graph, values, {*self._exported.states, *self._exported.inputs.values()})
+        return self._left(outputs, values), trail
+
+    def _left(self, outputs: Sequence[torch.Tensor], values: Mapping[str, torch.Tensor]) -> Run:
         lasting = [values[self._exported.inputs[name]] for name in self._reference.mutated]
         places = {item.name: placeholder for placeholder, item in self._exported.states.items()}
         lasting += [values[places[name]] for name in self._reference.states]
-        return Run(self._names, [*outputs, *lasting]), trail
+        return Run(self._names, [*outputs, *lasting])
 
     def _rung(self, form: Form, one: Named, want: Run) -> Rung:
-        got, _ = self.trail(form, one)
+        values = self._values(form, one)
+        got = self._left(run_graph(form.graph, values), values)
         found = apart(want, as_far_as(got, want), self._tolerance)
         return Rung(form.stage, one.words, found.error, found.units, not found.wrong)
 
@@ -82,13 +86,13 @@ class Ladder:
     def _explained(self, forms: Sequence[Form], number: int, one: Named, again: bool) -> Broken:
         """`again`: called once more, the form did what the original does."""
         form = forms[number]
-        _, after = self.trail(form, one)
         if again:
             what = f"{_said(form.stage)}: called again, it gave the right numbers: something is other in each call"
             return Broken(Finding("device", form.stage, what), ())
         if number == 0:
             return Broken(self._of_export(form, one), ())
         _, before = self.trail(forms[number - 1], one)
+        _, after = self.trail(form, one)
         found = culprits(forms[number - 1].graph, before, form.graph, after, self._tolerance)
         kind, by, what = "pass", form.stage, f"{_said(form.stage)} makes other numbers of the graph"
         if found.kernel:
@@ -106,7 +110,8 @@ class Ladder:
         if one.real is not None:
             same = self._reference.run(Named(one.words, one.call))
             if self._rung(form, one, same).within:
-                found = apart(self._reference.run(one), as_far_as(same, self._reference.run(one)), self._tolerance)
+                want = self._reference.run(one)
+                found = apart(want, as_far_as(same, want), self._tolerance)
                 names = ", ".join(found.wrong)
                 what = f"padding changes what the model itself answers ({names}), with {one.words}"
                 return Finding("padding", names, what, certain=True)

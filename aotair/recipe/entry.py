@@ -74,6 +74,10 @@ class EntryJob:
             buckets = (tuple(bucket[dim] for dim in dims) for bucket in self.buckets)
         return tuple(sorted(set(buckets))) or ((),)
 
+    def bucket_name(self, sizes: Iterable[int]) -> str:
+        """What a bucket is called: `batch=1, seq=16`, or `static`."""
+        return ", ".join(f"{dim}={size}" for dim, size in zip(self.dims(), sizes)) or "static"
+
     def with_least(self, sizes: Mapping[str, int]) -> "EntryJob":
         """The same, with smallest sizes of calls along some dimensions."""
         found = {dim: DimensionPart(min=size) for dim, size in sizes.items()}
