@@ -27,7 +27,7 @@ from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices.host_call import HostCall
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format import codec
-from aotair_runtime.format.schema import Form, Instruction, Program
+from aotair_runtime.format.schema import Form, Instruction, Program, Space, TensorArg
 from aotair_runtime.snapshot.file import Snapshot, write_snapshot
 
 MODEL = """
@@ -324,3 +324,99 @@ def test_the_page_says_the_same_and_obeys_nothing(recipe: Path, tmp_path: Path):
     assert "default-src 'none'" in shown and "<script" not in shown
     hostile = page([Debugged("<b>", "<script>", "<i>", "cpu", notes=("<a>",))])
     assert hostile.count("<h2>") == 1 and not any(tag in hostile for tag in ("<b>", "<script>", "<i>", "<a>"))
+
+
+# ---- what is no fault, or not so surely one --------------------------------------------------------------------------
+
+PAIR = """
+
+def doubled(gm, example_inputs, config):
+    _times(gm, 2.0)
+
+
+def halved_again(gm, example_inputs, config):
+    _times(gm, 0.5)
+
+
+def _times(gm, factor):
+    output = gm.graph.output_node()
+    (results,) = output.args
+    with gm.graph.inserting_before(output):
+        made = gm.graph.call_function(torch.ops.aten.mul.Tensor, (results[0], factor))
+    output.args = ((made, *results[1:]),)
+
+
+class Table(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(50, 8)
+
+    def forward(self, ids):
+        return self.rows(ids) * 2
+
+
+def clamped(gm, example_inputs, config):
+    for node in list(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default)):
+        with gm.graph.inserting_before(node):
+            made = gm.graph.call_function(torch.ops.aten.clamp.default, (node.args[1], 0, 48))
+        node.args = (node.args[0], made)
+"""
+
+
+def test_what_a_later_pass_puts_right_is_undone_and_nothing_wrong(recipe: Path, tmp_path: Path):
+    (tmp_path / "model.py").write_text(MODEL + PAIR)
+    passes = ["post_grad_custom_pre_pass=model.py:doubled", "post_grad_custom_post_pass=model.py:halved_again"]
+    done = command(recipe, *(part for one in passes for part in ("--set", f"config.{one}")))
+    assert done.exit_code == 0 and "undone" in done.output and "Nothing is wrong" in done.output, done.output
+    done = command(recipe, "--set", f"config.{passes[0]}", "--json")
+    (finding,) = json.loads(done.output)[0]["findings"]
+    assert finding["by"] == "post_grad_custom_pre_pass" and "aten.mul.Tensor" in finding["calls"][0]
+
+
+def test_values_at_the_end_of_a_range_are_tried(recipe: Path, tmp_path: Path):
+    (tmp_path / "model.py").write_text(MODEL + PAIR)
+    ids = "inputs={ids: {shape: [rows], dtype: int64, range: [0, 50], pad: any}}"
+    pair = ["--set", "model.factory=model.py:Table", "--set", ids]
+    assert command(recipe, *pair).exit_code == 0
+    done = command(recipe, *pair, "--set", "config.post_grad_custom_pre_pass=model.py:clamped", "--bucket", "rows=2")
+    assert done.exit_code == 1 and "ids all the greatest" in done.output and "aten.clamp" in done.output, done.output
+
+
+def test_a_weight_that_is_rounded_otherwise_is_a_note(recipe: Path, tmp_path: Path):
+    (tmp_path / "model.py").write_text(
+        MODEL.replace("self.register", "self.up.weight.data *= 1 + 2**-23\n        self.register")
+    )
+    other = aotair.build(recipe, tmp_path / "other.aotair")
+    (tmp_path / "model.py").write_text(MODEL)
+    found = debug(recipe, Asked(), open_artifact(other))
+    assert all(one.is_right for one in found)
+    assert any("up.weight is rounded otherwise" in note for note in found[0].notes)
+
+
+def test_an_artifact_of_another_recipe_is_refused(recipe: Path, artifact: Path, tmp_path: Path):
+    (tmp_path / "model.py").write_text(MODEL.replace("32", "16"))
+    done = command(artifact, "--recipe", recipe)
+    assert done.exit_code == 1 and "error: " in done.output and "of another recipe" in done.output
+
+
+def test_an_artifact_alone_is_compared_in_every_bucket_with_its_states(artifact: Path):
+    program = open_artifact(artifact).program
+    entry = program.entry_points[0]
+    last = entry.buckets[-1]
+    kept = [number for number in last.code if program.instructions[number].node != state_write(program, last)]
+    buckets = (*entry.buckets[:-1], replace(last, code=tuple(kept)))
+    rewritten(artifact, replace(program, entry_points=(replace(entry, buckets=buckets),)))
+    done = command(artifact)
+    assert done.exit_code == 1 and "forward, rows=4" in done.output and "WRONG" in done.output
+
+
+def state_write(program: Program, bucket) -> str:
+    """The last instruction of a bucket that writes into a state."""
+    states = {n for n, place in enumerate(bucket.tensors) if place.space == Space.STATE}
+    items = [program.instructions[number] for number in bucket.code]
+    return [item.node for item in items if states & {a.index for a in item.args[:1] if isinstance(a, TensorArg)}][-1]
+
+
+def test_options_that_would_do_nothing_are_refused(recipe: Path, artifact: Path):
+    assert command(artifact, "--set", "name=x").exit_code == 2
+    assert command(recipe, "--recipe", recipe).exit_code == 2
