@@ -6,33 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from aotair_runtime.format.html import html_table, html_text
 
+from ..tools.static_page import static_page
 from .finding import Debugged
 from .text import HEAD, rung_cells, said
 from .trail import Point
 
-# A browser fetches and runs nothing for the page, whatever got into it.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .8rem; border-bottom: 1px solid #8886; text-align: left; }
-svg { width: 100%; height: 16rem; border: 1px solid #8886; }
-circle { fill: #4a8; } circle.wrong { fill: #c44; }
-"""
+_STYLE = "svg { height: 16rem; } circle { fill: #4a8; } circle.wrong { fill: #c44; }"
 _WIDTH, _HEIGHT, _LEAST = 1000, 240, -18.0  # of the drawing; the exponent of ten that stands for no error
 
 
 def page(found: Sequence[Debugged]) -> str:
     """The whole page, of one entry point or several."""
-    title = html.escape(f"Are the numbers of {found[0].name} right?")
     body = "\n".join(part for one in found for part in _sections(one))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
-    )
+    return static_page(f"Are the numbers of {found[0].name} right?", body, _STYLE)
 
 
 def _sections(found: Debugged) -> Iterator[str]:

@@ -6,24 +6,17 @@ from collections.abc import Iterator, Sequence
 from aotair_runtime.errors import in_line
 from aotair_runtime.format.html import html_table, html_text
 
+from ..tools.static_page import static_page
 from .diff import Diff
 from .plans import PlanChange
 from .text import SAYS, call_text, growth, milliseconds, plan_cells, weight_cells, where
 
-# A browser fetches and runs nothing for the page, whatever got into it.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .8rem; border-bottom: 1px solid #8886; text-align: left; vertical-align: top; }
-pre { margin: .2rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .before pre { border-left: 4px solid #c55; padding-left: .6rem; }
 .after pre { border-left: 4px solid #4a4; padding-left: .6rem; }
 polyline { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .one { stroke: #c55; } .other { stroke: #4a4; }
-svg { width: 100%; height: 12rem; border: 1px solid #8886; }
+svg { height: 12rem; }
 """
 _PLANS = 12  # that are drawn
 
@@ -31,12 +24,7 @@ _PLANS = 12  # that are drawn
 def page(found: Diff) -> str:
     """The whole page."""
     body = "\n".join(_sections(found)) or "<p>No difference.</p>"
-    title = html.escape(in_line(f"{found.before} → {found.after}"))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
-    )
+    return static_page(f"{found.before} → {found.after}", body, _STYLE)
 
 
 def _sections(found: Diff) -> Iterator[str]:
