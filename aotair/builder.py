@@ -31,6 +31,7 @@ from .model.load import load_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
 from .pack import check_written, lay_down, pack, take_along, written_aside
+from .parallel.split import Split, split
 from .passes import pipeline
 from .passes.observer import Observer
 from .program import Built, build_program, run_bucket_passes
@@ -228,8 +229,9 @@ def _begun(
         with clock.stage("export"):
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
-            exported = _exported(model, job, observer)
-        yield _Line(job, model, quantised, exported, observer, bisection, clock, place)
+            shared = split(model, job.mesh, job.parallel, job.where)
+            exported = _exported(shared.model, job, observer)
+        yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place)
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ class _Line:
     job: Job
     model: torch.nn.Module
     quantised: Quantised | None
+    shared: Split
     exported: Sequence[Exported]
     observer: Observer
     bisection: Bisection
@@ -266,7 +269,12 @@ class _Line:
         """Each bucket specialised, planned and emitted."""
         with self.clock.stage("buckets"):
             return build_program(
-                self.exported, self.job, self.clock.listener.bucket, self.observer, self.bisection.stop_after
+                self.exported,
+                self.job,
+                self.clock.listener.bucket,
+                self.observer,
+                self.bisection.stop_after,
+                self.shared.parts,
             )
 
     def taken_from(self, path: Path, origin: Origin) -> Built:

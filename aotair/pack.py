@@ -26,13 +26,15 @@ from aotair_runtime.format.schema import (
     File,
     Program,
 )
-from aotair_runtime.weights.golden import replay_golden
+from aotair_runtime.model import Model
+from aotair_runtime.weights.golden import Comparison, replay_golden
 
 from .disk.place import new_folder, refusals
 from .errors import InternalError, ProofError, RecipeError
 from .graph.resolve import resolved
 from .program import Built
-from .prove.prove import Proved, on_host
+from .prove.prove import Proved, all_on_host
+from .prove.together import AllRanks
 from .recipe.job import Job
 
 # How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
@@ -131,8 +133,8 @@ def check_written(folder: Path, allowed: Allowed, where: str) -> None:
     for options in _WAYS:
         chosen = ", ".join(f"{option}={value}" for option, value in options.items())
         try:
-            with on_host(artifact, allowed, **options) as model:
-                wrong = [result for result in replay_golden(model) if not result.within]
+            with all_on_host(artifact, allowed, **options) as model:
+                wrong = [result for result in _replayed(model) if not result.within]
         except AotairError as error:
             raise ProofError(
                 f"the written artifact cannot be used with {chosen}: {error.what}",
@@ -150,6 +152,10 @@ def check_written(folder: Path, allowed: Allowed, where: str) -> None:
                 expected="the original model's outputs",
                 got=f"an error of {wrong[0].max_abs_error:.3g}",
             )
+
+
+def _replayed(model: Model | AllRanks) -> Iterator[Comparison]:
+    return model.replay_golden() if isinstance(model, AllRanks) else replay_golden(model)
 
 
 def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:

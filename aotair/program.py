@@ -35,6 +35,7 @@ from .graph.operand import results_of
 from .graph.verify import check_graph
 from .lower.select import Kernel, select
 from .lower.specialise import specialise
+from .parallel.split import Part
 from .passes import pipeline
 from .passes.observer import Observer
 from .plan.check import violations
@@ -68,11 +69,14 @@ def build_program(
     progress: Callable[[int, int], None],
     observer: Observer | None = None,
     stop_after: str | None = None,
+    parts: Mapping[str, Part] | None = None,
 ) -> Built:
     """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all),
-    `observer` the passes over each bucket's graph, of which `stop_after` names the last."""
+    `observer` the passes over each bucket's graph, of which `stop_after` names the last. `parts`: by name, the model's
+    tensors of which `exported` has rank 0's parts."""
     observer = observer or Observer(job.target)
-    tables, stored = Tables(), StoredConstants(exported[0].names, job.model.share_equal_weights)
+    tables = Tables(axes=tuple(axis.name for axis in job.mesh))
+    stored = StoredConstants(exported[0].names, job.model.share_equal_weights, parts or {}, job.mesh)
     total = sum(len(one.bucket_sizes()) for one in job.entries)
     entries: list[EntryPoint] = []
     pictures: dict[tuple[str, tuple[int, ...]], Picture] = {}
@@ -97,7 +101,8 @@ def build_program(
     constants = tuple(map(stored.constant, tables.constants.values()))
     program = replace(_program(job, entries, tables, states, constants), prologue=prologue)
     program = replace(program, unread=exported[0].names.unread(tensors(program)))
-    return Built(program, stored.values(program), pictures, tables.debug_data())
+    program, values = stored.whole(program)
+    return Built(program, values, pictures, tables.debug_data())
 
 
 def _states(exported: Sequence[Exported], tables: Tables, stored: StoredConstants) -> tuple[State, ...]:
@@ -131,6 +136,7 @@ def _program(
         files=(),
         reserve=Reserve(_workspace(job), job.needs.reserve),
         quantisation=_quantisation(job),
+        mesh=job.mesh,
     )
 
 

@@ -1,14 +1,18 @@
 """Which constants does a program store, and with which values? Weights, each once, and those made of others."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
+from aotair_runtime.artifact.checkpoint import same_bytes
 from aotair_runtime.artifact.ops import resolve
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import CaptureError
+from aotair_runtime.format.mesh import joined, part_number
 from aotair_runtime.format.prologue import tensors
-from aotair_runtime.format.schema import Constant, Program, Prologue
+from aotair_runtime.format.schema import Axis, Constant, Program, Prologue, Shard
 from aotair_runtime.weights.prologue import derived
 
 from .emit.constants import DistinctTensors
@@ -17,14 +21,16 @@ from .errors import UnsupportedError
 from .export.exported import Exported
 from .graph.derived import derivations
 from .model.tied_names import Names
+from .parallel.split import Part
 from .prologue import Derivations
 
 
 class StoredConstants:
-    """The constants of all graphs of a build; `names` and `share` are those of `DistinctTensors`."""
+    """The constants of all graphs of a build; `names`, `share` and `parts` are those of `DistinctTensors`."""
 
-    def __init__(self, names: Names, share: bool):
-        self._distinct, self._derivations = DistinctTensors(names, share), Derivations()
+    def __init__(self, names: Names, share: bool, parts: Mapping[str, Part], mesh: Sequence[Axis]):
+        self._distinct, self._derivations = DistinctTensors(names, share, parts), Derivations()
+        self._mesh = mesh
 
     def name_of(self, name: str, tensor: torch.Tensor) -> str:
         """The name under which a tensor of the model is stored."""
@@ -47,10 +53,55 @@ class StoredConstants:
         """A constant as the program describes it."""
         return self._derivations.constant(name) or self._distinct.constant(name)
 
-    def values(self, program: Program) -> dict[str, torch.Tensor]:
-        """The values of the program's constants, by name. Raises UnsupportedError where the prologue fails here."""
+    def whole(self, program: Program) -> tuple[Program, dict[str, torch.Tensor]]:
+        """The program, whose derived constants say how they are shared out too, and the values of its constants by
+        name, whole. Raises UnsupportedError where the prologue fails here."""
         plain = {c.name: self._distinct.tensor(c.name) for c in program.constants if c.kind != "derived"}
-        return plain | derived_values(program, self._distinct.tensor)
+        axes = {c.shard.axis for c in tensors(program) if c.shard is not None}
+        if not axes:
+            return program, plain | derived_values(program, self._distinct.tensor)
+        shards, derived = dict[str, Shard](), dict[str, torch.Tensor]()
+        for axis in sorted(axes):  # along the others every rank has what the first has
+            made = [self._derived_at(program, axis, place) for place in range(self._mesh[axis].size)]
+            for name in made[0]:
+                parts = _distinct_parts([one[name] for one in made])
+                if len(parts) > 1:
+                    _refuse_twice(program, name, shards, parts[0])
+                    shards[name] = Shard(axis, 0, len(parts))
+                    derived[name] = joined(parts, shards[name])
+                else:
+                    derived.setdefault(name, made[0][name])
+        described = tuple(replace(c, shard=shards.get(c.name, c.shard)) for c in program.constants)
+        return replace(program, constants=described), plain | derived
+
+    def _derived_at(self, program: Program, axis: int, place: int) -> dict[str, torch.Tensor]:
+        """What a rank makes that is at that place along one axis, and the first along all others."""
+        rank = place * math.prod(one.size for one in self._mesh[axis + 1 :])
+        return derived_values(program, lambda name: self._rank_has(program, name, rank))
+
+    def _rank_has(self, program: Program, name: str, rank: int) -> torch.Tensor:
+        shard = self._distinct.constant(name).shard
+        return self._distinct.part(name, 0 if shard is None else part_number(shard, program.mesh, rank))
+
+
+def _distinct_parts(made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The fewest parts, of which neighbouring ranks have the same: one where all have."""
+    ranks = len(made)
+    for count in (n for n in range(1, ranks + 1) if not ranks % n):
+        parts = [made[number * ranks // count] for number in range(count)]
+        if all(same_bytes((one, parts[rank * count // ranks])) for rank, one in enumerate(made)):
+            return parts
+    return list(made)
+
+
+def _refuse_twice(program: Program, name: str, shards: Mapping[str, Shard], value: torch.Tensor) -> None:
+    """Raises UnsupportedError where a derived constant would have to be cut in two ways, or is one number."""
+    if name in shards or not value.dim():
+        raise UnsupportedError(
+            f"the weight {name}, which is computed before any call, differs between ranks in a way that is not stored",
+            where=program.name,
+            fix="config.experimental_config.fold_constants: false computes it in each call",
+        )
 
 
 def derived_values(program: Program, value: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,44 +1,60 @@
 """Each distinct tensor once: tied weights and equal contents go by the first name they came with."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 
-from aotair_runtime.format.schema import Constant
+from aotair_runtime.format.mesh import part_of
+from aotair_runtime.format.schema import Constant, Shard
 
 from ..graph.resolve import resolved
 from ..model.tied_names import Names
+from ..parallel.split import Part
 
 
 class DistinctTensors:
     """`share`: whether weights that are only equal are stored once, too. What a checkpoint has never shares with what
-    none has: the one may get other values later."""
+    none has: the one may get other values later. `parts`: by name, the tensors of which rank 0 has only a part; the
+    wholes are compared and stored."""
 
-    def __init__(self, names: Names | None = None, share: bool = True):
-        self._model, self._share = names or Names(), share
+    def __init__(self, names: Names | None = None, share: bool = True, parts: Mapping[str, Part] | None = None):
+        self._model, self._share, self._parts = names or Names(), share, parts or {}
         self._stored: dict[tuple[object, ...], str] = {}
         self._tensors: dict[str, torch.Tensor] = {}
+        self._shards: dict[str, Shard] = {}
         self._groups: dict[str, dict[tuple[str, ...], None]] = {}
 
     def name_of(self, name: str, tensor: torch.Tensor) -> str:
         """The name under which a tensor with these contents is stored: its first, unless an equal one came before."""
-        tensor = resolved(tensor.detach()).contiguous()
         group, kind = self._model.group(name), self._model.kind(name)
+        part = next((self._parts[one] for one in (name, *group) if one in self._parts), None)
+        tensor = resolved((tensor if part is None else part.whole).detach()).contiguous()
         apart = group if kind == "weight" and not self._share else ()
-        key = (kind, apart, tensor.dtype, tuple(tensor.shape), _digest(tensor))
+        shard = None if part is None else part.shard
+        key = (kind, apart, tensor.dtype, tuple(tensor.shape), shard, _digest(tensor))
         stored = self._stored.setdefault(key, group[0])
         self._tensors.setdefault(stored, tensor)
         self._groups.setdefault(stored, {})[group] = None
+        if shard is not None:
+            self._shards.setdefault(stored, shard)
         return stored
 
     def tensor(self, name: str) -> torch.Tensor:
+        """The stored tensor of that name, whole."""
         return self._tensors[name]
+
+    def part(self, name: str, number: int) -> torch.Tensor:
+        """One part of it, where ranks share it out; else all of it."""
+        shard = self._shards.get(name)
+        return self._tensors[name] if shard is None else part_of(self._tensors[name], shard, number)
 
     def constant(self, name: str) -> Constant:
         """The stored tensor of that name, as the program describes it."""
-        tensor, kind = self._tensors[name], self._model.kind(name)
+        tensor, kind = self.part(name, 0), self._model.kind(name)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Constant(name, dtype, tuple(tensor.shape), kind, tuple(self._groups[name]))
+        names = tuple(self._groups[name])
+        return Constant(name, dtype, tuple(tensor.shape), kind, names, self._shards.get(name))
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.fx.node import Node
 
 from aotair_runtime.format.debug_data import DebugData, Made
+from aotair_runtime.format.mesh import is_collective
 from aotair_runtime.format.schema import (
     Arg,
     Bucket,
@@ -17,6 +18,7 @@ from aotair_runtime.format.schema import (
     DTypeArg,
     Form,
     Fresh,
+    GroupArg,
     HostArg,
     Instruction,
     Layout,
@@ -77,6 +79,7 @@ class Tables:
     constants: Table[str] = field(default_factory=Table)
     states: Table[str] = field(default_factory=Table)
     made: dict[int, Made] = field(default_factory=dict)  # where each instruction comes from
+    axes: tuple[str, ...] = ()  # of the mesh, by name
 
     def debug_data(self) -> DebugData:
         """Where the instructions come from, in their order."""
@@ -274,7 +277,21 @@ class _Emitter:
     def _make(
         self, op: OpOverload, form: Form, args: Args, kwargs: Kwargs, outs: tuple[int, ...], node: Node
     ) -> Instruction:
+        if is_collective(op.name()):
+            args = self._with_group(op, args)
         return Instruction(self._op(op), int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
+
+    def _with_group(self, op: OpOverload, args: Args) -> Args:
+        """The arguments of a collective, with the ranks along an axis of the mesh where the graph names it."""
+        place = [argument.name for argument in op._schema.arguments].index("group")
+        axis = args[place] if place < len(args) else None
+        if not isinstance(axis, str) or axis not in self._tables.axes:
+            raise UnsupportedError(
+                f"{op} has no axis of the mesh for its group",
+                expected=", ".join(self._tables.axes) or "a mesh in the recipe",
+                got=repr(axis),
+            )
+        return (*args[:place], GroupArg(self._tables.axes.index(axis)), *args[place + 1 :])
 
     def _op(self, op: OpOverload) -> int:
         return self._tables.ops.number(Op(op.name(), str(op._schema)))

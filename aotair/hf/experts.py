@@ -6,6 +6,7 @@ token (`batched_mm`), or call an op that no node has (`grouped_mm`).
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
@@ -36,12 +37,18 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
             expected="a model that has all of its experts",
             fix="load it without a tensor-parallel plan",
         )
+    first: Tensor | None = getattr(self, "first_expert", None)
+    if first is not None:  # this rank has some of the experts; the rows of others come last, and are nobody's
+        own = top_k_index - first
+        top_k_index = own.masked_fill((own < 0) | (own >= self.num_experts), self.num_experts)
     rows, places, ends = ROUTE(hidden_states, top_k_index, self.num_experts)
     inner = _product(self, "gate_up_proj" if self.has_gate else "up_proj", rows, ends)
     inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
     made = _product(self, "down_proj", inner, ends)
     if self.has_post_expert_norm:
         made = self.post_expert_norm(made)
+    if first is not None:
+        made = made.masked_fill((torch.arange(made.shape[0], device=made.device) >= ends[-1]).unsqueeze(-1), 0)
     combined: Tensor = COMBINE(made.to(hidden_states.dtype), places, top_k_weights)
     return combined
 

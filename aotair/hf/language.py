@@ -2,13 +2,16 @@
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from aotair_runtime.format.schema import Shard
+
 from ..errors import UnsupportedError
+from ..parallel.split import Part
 from .attention import attending, attending_blocks
 from .caches import Call, Rows, cache_argument, keep
 from .masks import masks_by_sequence
@@ -31,6 +34,20 @@ class Decoder(nn.Module):
         self._kept = keep(self, model, torch.zeros(1, 2, dtype=torch.int64), blocks + 1, block)
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache = cache_argument(model)
+
+    def split_states(self, parts: Mapping[str, Part]) -> dict[str, Shard]:
+        """How the buffers are cut where the model's layers were, found as they were: by trying it."""
+        owner = nn.Module()
+        kept = keep(owner, self.model, torch.zeros(1, 2, dtype=torch.int64), self.blocks + 1, self.block)
+        axes = {part.shard.axis for name, part in parts.items() if name.rpartition(".")[2] == "weight"}
+        found = {}
+        for name in kept.names():
+            mine, theirs = owner.get_buffer(name).shape, self.get_buffer(name).shape
+            cut = [dim for dim, (one, other) in enumerate(zip(mine, theirs)) if one != other]
+            if cut:
+                (dim,), (axis,) = cut, axes
+                found[name] = Shard(axis, dim, theirs[dim] // mine[dim])
+        return found
 
     @property
     def length(self) -> int:

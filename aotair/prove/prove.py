@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aotair_runtime.artifact.open import Artifact
+from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
+from aotair_runtime.format.mesh import mesh_text, part_of, ranks_of
 from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, Tolerance
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
 from aotair_runtime.weights.compared import difference
-from aotair_runtime.weights.golden import changes, key
+from aotair_runtime.weights.golden import changes, key, state_part, state_shard
 
-from ..errors import ProofError
+from ..errors import ProofError, UnsupportedError
 from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
 from ..recipe.job import Job
@@ -27,6 +28,7 @@ from .apart import Apart, allowed, apart
 from .lived import Lived
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
+from .together import AllRanks
 
 _FAST_PATH = (
     "torch's encoder layers compute masked sequences in another way when nothing traces them: make them with "
@@ -35,6 +37,7 @@ _FAST_PATH = (
 )
 Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
+_NO_TENSORS = (torch.empty(0),) * 2
 _SAMPLED = 2  # padded runs of a bucket, where not all are asked for
 
 
@@ -59,7 +62,7 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
     # All before the first call: each remembers the first values of the buffers that it puts back.
     originals = [Original(original, one) for one in job.entries]
     lived = Lived()
-    with on_host(artifact, job.target.allowed) as model:
+    with all_on_host(artifact, job.target.allowed) as model:
         provers = [
             _Prover(Runner(one, entry, model, first), golden, lived, job.sampled)
             for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True)
@@ -84,24 +87,43 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
     return Proved(replace(program, entry_points=tuple(entries)), golden)
 
 
-def on_host(
-    artifact: Artifact,
+def on_host(artifact: Artifact, allowed: Allowed, **options: bool) -> Model:
+    """The artifact on this machine's CPU, whatever device it is built for, where loads allow what the recipe does; the
+    `options` are those of `host_settings`. Raises UnsupportedError where it is for several ranks."""
+    if artifact.program.mesh:
+        raise UnsupportedError(
+            "artifacts for several ranks cannot be looked into so far",
+            where=str(artifact.path),
+            expected="one rank",
+            got=mesh_text(artifact.program.mesh),
+            fix="build the recipe without mesh: the same passes run over the whole model",
+        )
+    return Model(artifact, open_device("cpu"), host_settings(allowed, **options))
+
+
+def all_on_host(artifact: Artifact, allowed: Allowed, **options: bool) -> Model | AllRanks:
+    """The same; of an artifact for several ranks all of them, together."""
+    if not artifact.program.mesh:
+        return on_host(artifact, allowed, **options)
+    others = [open_artifact(artifact.path, rank) for rank in range(1, ranks_of(artifact.program.mesh))]
+    return AllRanks([artifact, *others], host_settings(allowed, **options))
+
+
+def host_settings(
     allowed: Allowed,
     *,
     clone_input: bool = True,
     enable_output_clone: bool = True,
     disable_mempool_reuse_in_same_fx: bool = False,
-) -> Model:
-    """The artifact on this machine's CPU, whatever device it is built for, where loads allow what the recipe does; the
-    options are those of a load, by default a recipe's, but that outputs are copies."""
-    settings = Settings(
+) -> Settings:
+    """Options of a load, by default a recipe's, but that outputs are copies."""
+    return Settings(
         clone_input,
         enable_output_clone,
         disable_mempool_reuse_in_same_fx,
         memory_budget=sys.maxsize,  # the budget is for the node
         allowed=allowed,
     )
-    return Model(artifact, open_device("cpu"), settings)
 
 
 class _Prover:
@@ -225,12 +247,28 @@ class _Prover:
         self._model.reset_state()
         before = [inputs[name] for name in self._runner.mutated] + list(self._model.state.values())
         for place, old, tensor in zip(places[count:], before, want.tensors[count:], strict=True):
-            golden.update(changes(key(entry, number, *place), old, tensor))
+            for own, one, other in self._parts(place, old, tensor):
+                golden.update(changes(key(entry, number, place[0], own), one, other))
             if place[0] == "state":
                 self._lived.saw(str(place[1]), old, tensor)
         for place, name in zip(places, want.names):
-            if name in found.slack:
-                golden[f"{key(entry, number, *place)}.slack"] = torch.tensor(found.slack[name], dtype=torch.float64)
+            for own, _, _ in self._parts(place, *_NO_TENSORS) if name in found.slack else ():
+                slack = torch.tensor(found.slack[name], dtype=torch.float64)
+                golden[f"{key(entry, number, place[0], own)}.slack"] = slack
+
+    def _parts(
+        self, place: tuple[str, object], before: torch.Tensor, after: torch.Tensor
+    ) -> Iterator[tuple[object, torch.Tensor, torch.Tensor]]:
+        """What is golden of a tensor before and after a call, with its name: of a state that ranks share out, each
+        part."""
+        program = self._model.program
+        shard = state_shard(program, str(place[1])) if place[0] == "state" else None
+        if shard is None:
+            yield (place[1], before, after)
+            return
+        for number in range(shard.parts):
+            cut = (before, after) if before is after else (part_of(one, shard, number) for one in (before, after))
+            yield (state_part(str(place[1]), number), *cut)
 
     # ---- padding ------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from ..graph.resolve import resolved
 from ..model.reference import Original
 from ..model.wider import Wider
 from ..recipe.entry import EntryJob
+from .together import AllRanks
 
 log = logging.getLogger("aotair")
 
@@ -48,10 +49,20 @@ class Run:
         return Run(self.names, [theirs if same(mine, theirs) else mine.clone() for mine, theirs in pairs])
 
 
+def put_states(model: Model | AllRanks, states: Tensors) -> None:
+    """Give states of the model these values."""
+    if isinstance(model, AllRanks):
+        model.put_states(states)
+        return
+    own = model.state
+    for name, value in states.items():
+        own[name].copy_(value)
+
+
 class Runner:
     """Calls of one entry point."""
 
-    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model, original: Original):
+    def __init__(self, job: EntryJob, entry: EntryPoint, model: Model | AllRanks, original: Original):
         self.job, self.entry, self.model, self.original = job, entry, model, original
         self.mutated = [name for name, item in job.inputs.items() if item.mutated]
         self.outputs = list(leaf_names(entry.structure))
@@ -75,11 +86,9 @@ class Runner:
     def replay(self, inputs: Tensors, states: Tensors = AS_BUILT) -> Run:
         """What the artifact leaves behind; its states are the model's own, until the next call."""
         given = {name: tensor.clone() for name, tensor in inputs.items()}
-        own = self.model.state
-        if states.keys() != own.keys():
+        if states.keys() != {item.name for item in self.model.program.state}:
             self.model.reset_state()
-        for name, value in states.items():
-            own[name].copy_(value)
+        put_states(self.model, states)
         outputs = self.model.entry_points[self.entry.name].flat([given[spec.name] for spec in self.entry.inputs])
         return self._run(outputs, given, self.model.state)
 

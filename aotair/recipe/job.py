@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from aotair_runtime.errors import AotairError
-from aotair_runtime.format.schema import Tolerance
+from aotair_runtime.format.schema import Axis, Tolerance
 
 from .. import fusion
 from ..errors import ModelError
@@ -27,10 +27,11 @@ from .recipe import ModelPart, Recipe, TargetPart
 @dataclass(frozen=True)
 class Job:
     """`where` is what errors call it, `folder` what its relative paths are relative to. `target` is the device that the
-    program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there already.
-    `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the proof's,
-    `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as plain data, for
-    the fingerprint. `files` travel with the artifact, and `companions` writes what else does into a directory."""
+    program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there
+    already. `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the
+    proof's, `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as
+    plain data, for the fingerprint. `mesh`: the ranks that run it together, among whom modules are shared out as
+    `parallel` says. `files` travel with the artifact, and `companions` writes what else does into a directory."""
 
     name: str
     where: str
@@ -48,6 +49,8 @@ class Job:
     sampled: bool
     entries: tuple[EntryJob, ...]
     written: Mapping[str, object]
+    mesh: tuple[Axis, ...] = ()
+    parallel: str | Mapping[str, str] = "auto"
     files: tuple[Path, ...] = ()
     companions: Callable[[Path], object] | None = None
 
@@ -77,6 +80,8 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
         quantize=recipe.quantize,
+        mesh=tuple(Axis(name, size) for name, size in recipe.mesh.items()),
+        parallel=recipe.parallel,
         seed=recipe.verify.seed,
         tolerance=golden_tolerance(recipe),
         sampled=recipe.verify.level == "sampled",

@@ -416,6 +416,18 @@ class Recipe(Part):
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
     )
     quantize: QuantizePart | None = Field(default=None, description="null: compute in the model's own dtypes")
+    mesh: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,15}$")], Size] = Field(
+        default_factory=dict,
+        max_length=8,
+        description="ranks that run the artifact together, by axis: {tp: 4}, {dp: 2, tp: 2}; the last axis varies "
+        "fastest from rank to rank",
+    )
+    parallel: Literal["auto"] | dict[str, str] = Field(
+        default="auto",
+        description="how modules are shared out over the mesh: auto, as transformers' model says; or names of modules, "
+        "with * and ?, to colwise, rowwise, vocabulary, gathered, rowwise_of_all, expert, expert_width, replicate, of "
+        "the axis tp (experts: ep, where there is one) or STYLE@AXIS",
+    )
     verify: VerifyPart = Field(default_factory=VerifyPart, description="how the build proves the artifact")
     config: CompilerConfig = Field(default_factory=CompilerConfig, description="what is done to the graph")
 
@@ -423,6 +435,16 @@ class Recipe(Part):
     # added what the recipe leaves out.
     _file: Path | None = None
     _complete: bool = False
+
+    @model_validator(mode="after")
+    def _shared_out(self) -> "Recipe":
+        if not self.mesh and isinstance(self.parallel, dict):
+            raise ValueError("parallel says how modules are shared out over ranks: add mesh, as mesh: {tp: 2}")
+        if "pp" in self.mesh:
+            raise ValueError("mesh.pp: stages of a pipeline are not built; share out widths (tp) and experts (ep)")
+        if math.prod(self.mesh.values()) > 1 << 16:
+            raise ValueError("mesh: at most 65536 ranks")
+        return self
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":

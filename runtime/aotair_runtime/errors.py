@@ -142,6 +142,10 @@ class CaptureError(AotairError, RuntimeError):
     """An instruction failed while a bucket was bound, captured or run."""
 
 
+class RankError(AotairError, RuntimeError):
+    """The ranks that run a model together do not fit, or one of them is gone."""
+
+
 class UpdateError(AotairError, RuntimeError):
     """The host arguments of a captured graph were not replaced; the call's numbers are nobody's."""
 

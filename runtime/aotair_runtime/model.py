@@ -1,43 +1,55 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
+import hashlib
 import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .artifact.folder import Folder
 from .artifact.open import Artifact, check_unchanged, opened, with_weights
 from .artifact.ops import resolve
 from .artifact.renamed import Naming
 from .artifact.requirements import check_requirements
+from .call.driver import Driver, follow
 from .call.entry import Entry
+from .call.ranked import RankedEntry
 from .capture.graphs import Graphs, Parts, Resident
 from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
-from .errors import ArgumentError, ClosedError, DeviceError, in_line, shown
+from .errors import ArgumentError, ClosedError, DeviceError, WeightsError, in_line, shown
 from .format.html import html_table
-from .format.schema import Bucket, EntryPoint, Program
+from .format.limits import MOST_PROGRAM_BYTES
+from .format.mesh import mesh_text
+from .format.schema import PROGRAM_FILE, Bucket, EntryPoint, Program
 from .format.sizes import describe, shape_text
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
+from .ranks.members import here
+from .ranks.party import TIMEOUT, Party, Processes, Wish
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .trust.gate import gate_for
 from .trust.policy import TrustPolicy
+from .version import __version__
 from .weights.adapted import Base, adapted, read_base, without_adapter
 from .weights.adapter import read_adapter
 from .weights.laid_down import laid_down
 from .weights.swap import Weights, read_weights, swap
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from .profile.profile import Profile
     from .snapshot.take import Camera
 
@@ -64,6 +76,8 @@ def load(
     private: bool = False,
     trust: TrustPolicy | None = None,
     snapshot_on_error: str | Path | None = None,
+    group: "ProcessGroup | None" = None,
+    rank_timeout: float = TIMEOUT,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -102,6 +116,10 @@ def load(
     `snapshot_on_error`: a folder that gets a snapshot of each call that fails on the device, at most eight, as
     `Model.snapshot` writes them; the log says where. For that each call first copies its inputs and all states to the
     host, which takes time, and host memory that the promise does not count.
+    `group`: of an artifact for several ranks (`mesh` of a recipe), the process group of torch.distributed whose ranks
+    run it together; by default all, which find each other by what torchrun sets. Each rank loads the same artifacts in
+    the same order. `rank_timeout`: for how many seconds a rank waits for the others, here and in calls, before it gives
+    up with an error that names who did not come.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
@@ -131,9 +149,16 @@ def load(
             private=private,
             snapshot_on_error=snapshot_on_error,
         )
-        with phases.phase("map"):
-            artifact = with_weights(folder, program, verify=settings.verify, private=settings.private, gate=gate)
-        return Model(artifact, opened_device, settings, pool, phases)
+        party = _met(folder, program, opened_device, settings, Wish(group, rank_timeout), phases)
+        held.callback(lambda: None if party is None or made else party.close())
+        made: list[Model] = []
+        with phases.phase("map"), together(party, "opening the weights"):
+            rank = 0 if party is None else party.rank
+            artifact = with_weights(
+                folder, program, verify=settings.verify, private=settings.private, gate=gate, rank=rank
+            )
+        made.append(Model(artifact, opened_device, settings, pool, phases, party))
+        return made[0]
 
 
 class Model:
@@ -148,12 +173,16 @@ class Model:
         settings: Settings,
         pool: Pool | None = None,
         phases: Phases | None = None,
+        party: Party | None = None,
     ):
-        self.artifact, self._reloads = artifact, 0
+        self.artifact, self._reloads, self._party = artifact, 0, party
         phases = phases or Phases()
         wanted = buckets_now(artifact.program, settings.capture)
-        with phases.phase("check calls"):
+        with phases.phase("check calls"), together(party, "checking the calls"):
             self._parts = _checked(artifact, device, settings, pool, wanted, phases)
+        if party is not None:
+            self._parts = replace(self._parts, groups=party.groups)
+            party.at_end = _closes(weakref.ref(self))
         self._resident, self._base = Resident(), Base({})
         self._pools: list[Pool] = []
         self._camera = _camera(artifact, device, settings.snapshot_on_error)
@@ -166,9 +195,11 @@ class Model:
         self._end = weakref.finalize(self._life, _release, self._graphs, self._pools, own, device)
         self._end.atexit = False
         try:
-            self._bind(pool)
-            for spec, number in wanted:
-                self.entry_points[spec.name].capture(number)
+            with together(party, "placing the weights"):
+                self._bind(pool)
+            with together(party, "capturing"):
+                for spec, number in wanted:
+                    self.entry_points[spec.name].capture(number)
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
@@ -191,6 +222,8 @@ class Model:
 
     def _entry(self, spec: EntryPoint, pools: Sequence[Pool]) -> Entry:
         parts, resident, life = self._parts, self._resident, self._life
+        if self._party is not None:
+            return RankedEntry(spec, parts, resident, pools, life, self._party)
         if self._camera is None:
             return Entry(spec, parts, resident, pools, life)
         from .snapshot.take import WatchedEntry
@@ -303,9 +336,10 @@ class Model:
         self._refuse_changed()
         constants = self._resident.constants
         naming = Naming(prefix, rename or {})
-        weights = read_weights(
-            Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast, naming=naming
-        )
+        with self.on_all_ranks("reading the weights"):
+            weights = read_weights(
+                Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast, naming=naming
+            )
         with self._alone():
             self._refuse_closed()
             self._swap(weights)
@@ -327,6 +361,8 @@ class Model:
             raise ArgumentError("load_adapter: scale is no number", got=repr(scale)[:80], expected="a finite number")
         if not isinstance(path, (str, Path)) or not isinstance(base, (str, Path, type(None))):
             raise ArgumentError("load_adapter takes paths", got=f"{path!r} and base={base!r}"[:80])
+        if self._party is not None:
+            raise WeightsError("adapters are for models of one rank", fix="merge it into the checkpoint, load_weights")
         self._refuse_changed()
         if self.artifact.gate is not None:
             self.artifact.gate.refuse_unsigned(Path(path))
@@ -359,6 +395,10 @@ class Model:
             self._camera.reloads = self._reloads
         _log.info("%s has other weights, after %.3f s", in_line(self.program.name), time.perf_counter() - began)
 
+    def on_all_ranks(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """What is done within succeeds on all ranks of the model, or raises on all."""
+        return together(self._party, what)
+
     def __reduce__(self) -> str:
         raise TypeError("a loaded model holds memory and graphs of its device: load the artifact again instead")
 
@@ -380,6 +420,30 @@ class Model:
                 pool.enter()
             self._parts.device.synchronize()
             yield
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks that run the artifact together this process is; 0 where there is one."""
+        return 0 if self._party is None else self._party.rank
+
+    def driver(self) -> Driver:
+        """On rank 0: what makes calls on all ranks, whose processes wait in `follow`. One message goes to each of them
+        for a call, with its inputs."""
+        return Driver(self.program, self._ranked("driver"), self._several("driver"))
+
+    def follow(self) -> int:
+        """On the other ranks: make the calls that rank 0's `driver` makes, until it is closed; gives how many."""
+        return follow(self.program, self._ranked("follow"), self._several("follow"), self.device)
+
+    def _several(self, what: str) -> Party:
+        if self._party is None:
+            raise ArgumentError(f"{what}() is for artifacts of several ranks", fix="call the model itself")
+        return self._party
+
+    def _ranked(self, what: str) -> dict[str, RankedEntry]:
+        self._refuse_closed()
+        self._several(what)
+        return {name: entry for name, entry in self.entry_points.items() if isinstance(entry, RankedEntry)}
 
     def memory(self) -> MemoryReport:
         """Promised, reserved and used bytes, by what they are for, by pool and by bucket."""
@@ -407,6 +471,8 @@ class Model:
         device. Nothing of it lies in the way of calls outside.
         """
         self._refuse_closed()
+        if self._party is not None:
+            raise ArgumentError("profile() is for models of one rank", fix="use the device's own profiler")
         from .profile.profile import Profile  # a node that measures nothing does not wait for it
 
         return Profile(self.artifact, self.entry_points, self._parts.phases, rounds=rounds, seconds=seconds)
@@ -442,6 +508,8 @@ class Model:
         for entry in self.entry_points.values():
             entry.close()
         self._end()
+        if self._party is not None:
+            self._party.close()
 
     # ---- memory -------------------------------------------------------------------------------------------------
 
@@ -477,6 +545,41 @@ def _log_load(model: Model) -> None:
     whole = sum(phase.seconds for phase in parts.phases.done if not phase.name.startswith("warm up "))
     steps = ", ".join(f"{step} {parts.phases.seconds(step):.3f}" for step in ("check", "map", "place weights"))
     _log.info("%s loaded on %s in %.3f s (%s), %d captured", name, parts.device.torch_device, whole, steps, captures)
+
+
+def _met(
+    folder: Folder, program: Program, device: Device, settings: Settings, wish: Wish, phases: Phases
+) -> Party | None:
+    """The ranks of an artifact that is for several, once they have found each other and came with the same."""
+    if not program.mesh:
+        return None
+    if settings.snapshot_on_error is not None:
+        raise ArgumentError("snapshot_on_error is for models of one rank", fix="leave it out")
+    with phases.phase("meet the other ranks"):
+        most = max(len(entry.dims) for entry in program.entry_points)
+        party = Processes(program.mesh, wish, device.kind, most)
+        digest = hashlib.sha256(folder.file(PROGRAM_FILE).content(MOST_PROGRAM_BYTES)).hexdigest()
+        options = f"clone_input={settings.clone_input}, capture={settings.capture}, apart={settings.apart}"
+        mine = here(digest, mesh_text(program.mesh), device.kind, options, str(torch.__version__), __version__)
+        try:
+            party.meet(mine)
+        except BaseException:
+            party.close()
+            raise
+    return party
+
+
+def together(party: Party | None, what: str) -> contextlib.AbstractContextManager[None]:
+    """What is done within succeeds on all ranks or on none."""
+    return contextlib.nullcontext() if party is None else party.all_or_none(what)
+
+
+def _closes(model: "weakref.ref[Model]") -> Callable[[], None]:
+    def close() -> None:
+        if (found := model()) is not None:
+            found.close()
+
+    return close
 
 
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:

@@ -15,6 +15,7 @@ import torch
 from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError, in_line
 from ..format import codec
 from ..format.limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
+from ..format.mesh import of_rank, whole_shape
 from ..format.rules import check_program
 from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program
 from ..format.torch_names import dtype
@@ -43,6 +44,7 @@ class Gate(Protocol):
 class Artifact:
     """A checked program and its constants, in the program's order. `folder` holds its files open; `is_mapped`: the
     constants lie in the weights file, and are no copies of it. `gate`: what let it in, and other weights have to pass.
+    `rank`: whose parts the constants are, where ranks share weights out.
     """
 
     path: Path
@@ -51,11 +53,12 @@ class Artifact:
     folder: Folder | None = None
     is_mapped: bool = False
     gate: Gate | None = None
+    rank: int = 0
 
 
-def open_artifact(path: str | Path) -> Artifact:
+def open_artifact(path: str | Path, rank: int = 0) -> Artifact:
     """Read and check everything but the golden tensors and what travels along; raises a subclass of ArtifactError."""
-    return with_weights(*opened(Path(path)))
+    return with_weights(*opened(Path(path)), rank=rank)
 
 
 def is_artifact(path: Path) -> bool:
@@ -91,17 +94,24 @@ def opened(path: Path, gate: Gate | None = None) -> tuple[Folder, Program]:
 
 
 def with_weights(
-    folder: Folder, program: Program, *, verify: Verify = "full", private: bool = False, gate: Gate | None = None
+    folder: Folder,
+    program: Program,
+    *,
+    verify: Verify = "full",
+    private: bool = False,
+    gate: Gate | None = None,
+    rank: int = 0,
 ) -> Artifact:
     """The artifact in `folder`, whose `program` was read there, and let in by `gate`, with its weights checked and
-    mapped, or, `private`, copied. Raises a subclass of ArtifactError."""
+    mapped, or, `private`, copied: of weights that ranks share out, what `rank` has. Raises a subclass of
+    ArtifactError."""
     file, entry, began = folder.file(WEIGHTS_FILE), file_of(program, WEIGHTS_FILE), time.perf_counter()
     check_length(file, entry)
     check_bounds(file, program)
     memory = mapped(file, private=private)
     looked = check_file(file, entry, verify, of_memory(memoryview(memory)) if private else None)
     found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
-    artifact = Artifact(folder.path, program, _constants(found, program, file), folder, not private, gate)
+    artifact = Artifact(folder.path, program, _constants(found, program, file, rank), folder, not private, gate, rank)
     check_unchanged(artifact)
     seconds = max(time.perf_counter() - began, 1e-9)
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
@@ -112,7 +122,7 @@ def with_weights(
 def check_bounds(weights: OpenFile, program: Program) -> None:
     """Raises MalformedError where the file is shorter or longer than the program's constants make it: digests of a hole
     of a terabyte take an hour, and it takes no room on the disk."""
-    data = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in program.constants)
+    data = sum(math.prod(whole_shape(constant)) * dtype(constant.dtype).itemsize for constant in program.constants)
     most = 8 + most_weights_header(program) + data
     if not data <= weights.nbytes <= most:
         is_long = weights.nbytes > most
@@ -218,16 +228,19 @@ def file_of(program: Program, name: str) -> File:
     return next(file for file in program.files if file.name == name)
 
 
-def _constants(tensors: Mapping[str, torch.Tensor], program: Program, file: OpenFile) -> tuple[torch.Tensor, ...]:
+def _constants(
+    tensors: Mapping[str, torch.Tensor], program: Program, file: OpenFile, rank: int
+) -> tuple[torch.Tensor, ...]:
     constants = []
     for constant in program.constants:
         tensor = tensors.get(constant.name)
-        if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != constant.shape:
+        whole = whole_shape(constant)
+        if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != whole:
             raise MalformedError(
                 f"the weight {ascii(constant.name)[:80]} is not what the program expects",
                 where=file.where,
-                expected=f"{constant.dtype}{list(constant.shape)}",
+                expected=f"{constant.dtype}{list(whole)}",
                 got="nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}",
             )
-        constants.append(tensor)
+        constants.append(of_rank(tensor, constant, program.mesh, rank))
     return tuple(constants)

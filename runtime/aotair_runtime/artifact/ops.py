@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..confine.op_table import NAMESPACES, Allowed
-from ..devices import attention as _attention  # noqa: F401 (each defines an op of air that every node has)
+from ..devices import attention as _attention  # noqa: F401 (each defines ops of air that every node has)
+from ..devices import collectives as _collectives  # noqa: F401
 from ..devices import grouped as _grouped  # noqa: F401
 from ..errors import NamespaceError, RequirementError
 from ..format.schema import Op

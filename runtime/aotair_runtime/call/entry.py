@@ -85,6 +85,14 @@ class Entry:
         values = args if plain else self._signature.ordered(args, kwargs)
         return self._pack(self.flat(values))  # type: ignore[arg-type]  # `flat` refuses what is no tensor
 
+    def ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+        """The arguments of a call in the signature's order. Raises ArgumentError."""
+        return list(self._signature.ordered(args, kwargs))
+
+    def packed(self, outputs: list[torch.Tensor]) -> Any:
+        """The outputs in the structure that a call returns."""
+        return self._pack(outputs)
+
     def checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The inputs of a call in the signature's order. Raises a subclass of CallError where the call would."""
         given = self._signature.ordered(args, kwargs)

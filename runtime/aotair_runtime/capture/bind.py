@@ -39,6 +39,7 @@ class Memory:
     in_place: Mapping[int, torch.Tensor]
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
+    groups: Sequence[str] = ()  # by axis of the mesh: whom collectives meet
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def bind(
             stream = item.stream
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
-        made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists)
+        made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists, memory.groups)
         if isinstance(made, HostCall):
             updated.append(made)
             made = functools.partial(memory.space.grouped, made)
@@ -187,13 +188,14 @@ def bound_call(
     tensors: Tensors,
     device: torch.device,
     lists: Mapping[int, list[int]],
+    groups: Sequence[str] = (),
 ) -> Callable[[], object]:
     """The instruction as a call without arguments, with `lists` as its host arguments. Raises MalformedError where it
     does not fit its op."""
     op = ops[instruction.op]
-    args = [argument_value(arg, tensors.__getitem__, device, lists) for arg in instruction.args]
+    args = [argument_value(arg, tensors.__getitem__, device, lists, groups) for arg in instruction.args]
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
-    kwargs = {name: argument_value(arg, tensors.__getitem__, device, lists) for name, arg in plain}
+    kwargs = {name: argument_value(arg, tensors.__getitem__, device, lists, groups) for name, arg in plain}
     given = dict(kwargs)
     written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)

@@ -34,6 +34,7 @@ class Parts:
     settings: Settings
     promise: Promise
     phases: Phases = field(default_factory=Phases)
+    groups: tuple[str, ...] = ()  # by axis of the mesh: the group that this rank has joined
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Graphs:
         bucket, here = self.spec.buckets[number], self.resident
         lists = dict(zip(self._listed, legal_arguments(self.parts.program, self.spec, bucket.sizes)))
         found = space or self.pools[number].space
-        return Memory(found, here.constants, here.states, in_place, lists, here.packed)
+        return Memory(found, here.constants, here.states, in_place, lists, here.packed, self.parts.groups)
 
     # ---- capturing ----------------------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ import torch
 
 from ..errors import MalformedError
 from ..format.limits import MOST_INT, MOST_ITEMS, MOST_LETTERS
+from ..format.mesh import is_collective
 from ..format.schema import (
     Arg,
     DeviceArg,
     DTypeArg,
     Form,
+    GroupArg,
     HostArg,
     Instruction,
     LayoutArg,
@@ -33,6 +35,12 @@ def check_arguments(instruction: Instruction, op: torch._ops.OpOverload, where: 
         if argument.name not in given:
             if not argument.has_default_value() and argument.name not in results and argument.name != "out":
                 raise MalformedError(f"{op} lacks its argument {argument.name}", where=_place(instruction, where))
+        elif isinstance(given[argument.name], GroupArg) != (argument.name == "group" and is_collective(op.name())):
+            raise MalformedError(
+                f"the argument {argument.name} of {op} names no ranks, or should",
+                where=_place(instruction, where),
+                expected="an axis of the mesh, where a collective has its group",
+            )
         elif argument.name in results or not _fits(str(argument.real_type), _count(argument))(given[argument.name]):
             raise MalformedError(
                 f"the argument {argument.name} of {op} is of another type",
@@ -127,7 +135,7 @@ _KINDS: dict[str, _Fits] = {
     "float": _is_float,
     "number": _is_number,
     "bool": lambda value: type(value) is bool,
-    "str": lambda value: type(value) is str and len(value) <= MOST_LETTERS,
+    "str": lambda value: isinstance(value, GroupArg) or (type(value) is str and len(value) <= MOST_LETTERS),
     "ScalarType": _of(DTypeArg),
     "Layout": _of(LayoutArg),
     "MemoryFormat": _of(MemoryFormatArg),

@@ -539,6 +539,11 @@ OURS = """\
 # Of the runtime: what every node has
 air::grouped_mm: - out; indices=ends
 air::paged_attention: - out; indices=table,lengths
+air::all_gather: - out; ranks=1..65536 plain
+air::all_reduce: - out; plain
+air::all_reduce_: -; plain
+air::all_to_all: - out; ranks=1..65536 plain
+air::reduce_scatter: - out; ranks=1..65536 plain
 
 # Of the host, where they stand for ops of torch_npu
 air::fused_infer_attention_score: -

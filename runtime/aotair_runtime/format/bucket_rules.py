@@ -11,6 +11,7 @@ from .schema import (
     DTypeArg,
     EntryPoint,
     Form,
+    GroupArg,
     HostArg,
     Input,
     Instruction,
@@ -211,6 +212,8 @@ class BucketRules(Demands):
                 self.argument(item, bucket, path)
         elif isinstance(value, TensorArg):
             self.index(value.index, len(bucket.tensors), path)
+        elif isinstance(value, GroupArg):
+            self.index(value.axis, len(self.program.mesh), path)
         elif isinstance(value, (HostArg, WorkspaceArg)):
             self.require(False, path, "host arguments by name, not within others", value)
         elif isinstance(value, DTypeArg):

@@ -22,6 +22,7 @@ from .schema import (
     DeviceArg,
     DTypeArg,
     Expr,
+    GroupArg,
     HostArg,
     LayoutArg,
     MemoryFormatArg,
@@ -41,6 +42,7 @@ _ARGS: dict[str, type[Reference]] = {
     "device": DeviceArg,
     "host": HostArg,
     "workspace": WorkspaceArg,
+    "group": GroupArg,
 }
 _ARG_TAGS = {cls: tag for tag, cls in _ARGS.items()}
 _SEQUENCES: tuple[typing.Literal["tuple", "list"], ...] = ("tuple", "list")

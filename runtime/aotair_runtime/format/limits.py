@@ -1,6 +1,6 @@
 """The most that an artifact may hold or ask for, each limit with its reason: what exceeds one is refused unread."""
 
-from .schema import Program
+from .schema import Program, State
 
 # A program of 24 layers and 16 buckets has some hundreds of kilobytes; one that is as long as this takes a few GB to
 # be looked through, which is what a file may ask for by its length alone.
@@ -25,7 +25,7 @@ def most_weights_header(program: Program) -> int:
 def most_golden_header(program: Program) -> int:
     """The longest header that golden tensors can have: inputs, outputs and what a call changes, of each bucket."""
     letters = count = 0
-    states = [len(state.name) for state in program.state]
+    states = [len(name) for state in program.state for name in _parts(program, state)]
     for entry in program.entry_points:
         inputs = [len(spec.name) for spec in entry.inputs]
         names = 2 * (sum(inputs) + len(inputs)) + sum(states)
@@ -33,6 +33,12 @@ def most_golden_header(program: Program) -> int:
         count += of_bucket * len(_LAST) * len(entry.buckets)
         letters += (names + of_bucket * (len(entry.name) + 40)) * len(_LAST) * len(entry.buckets)
     return _header(letters, count)
+
+
+def _parts(program: Program, state: State) -> list[str]:
+    """What its golden tensors are called: one name, or one for each part that ranks have of it."""
+    shard = program.constants[state.constant].shard
+    return [state.name] if shard is None else [f"{state.name}:{number}" for number in range(shard.parts)]
 
 
 def known_names(program: Program) -> frozenset[str]:

@@ -6,11 +6,14 @@ from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
 from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
+from .mesh import ranks_of, whole_shape
 from .prologue import tensors
 from .prologue_rules import PrologueRules
-from .schema import PART, EntryPoint, Form, Instruction, Program
+from .schema import PART, Constant, EntryPoint, Form, Instruction, Program, Shard
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
+_MOST_AXES, _MOST_RANKS = 8, 1 << 16
+_AXIS = re.compile(r"[a-z][a-z0-9_]{0,15}")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*([.+]?[a-z][a-zA-Z0-9.+]*)?")
 
@@ -18,6 +21,7 @@ _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*([.+]?[a-z][a-zA-Z0-9.+]*)?")
 def check_program(program: Program, where: str) -> None:
     """Raises MalformedError at the first rule that the program breaks."""
     rules = _Tables(program, where)
+    rules.mesh()
     rules.tables()
     rules.origins()
     rules.files()
@@ -40,6 +44,27 @@ def _check_entry_point(program: Program, entry: EntryPoint, where: str, path: st
 
 class _Tables(Demands):
     """The rules of what all entry points share."""
+
+    def mesh(self) -> None:
+        """The axes of the ranks, and how each constant's parts lie in a whole tensor."""
+        mesh = self.program.mesh
+        names = [axis.name for axis in mesh]
+        fits = len(mesh) <= _MOST_AXES and len({*names}) == len(names) and all(map(_AXIS.fullmatch, names))
+        self.require(fits, "mesh", f"at most {_MOST_AXES} axes with names of their own", names)
+        self.require(all(1 <= axis.size <= _MOST_RANKS for axis in mesh), "mesh", "possible numbers of ranks", mesh)
+        self.require(ranks_of(mesh) <= _MOST_RANKS, "mesh", f"at most {_MOST_RANKS} ranks", ranks_of(mesh))
+        for i, constant in enumerate(tensors(self.program)):
+            if (shard := constant.shard) is not None:
+                self.shard(constant, shard, f"constants[{i}].shard")
+
+    def shard(self, constant: Constant, shard: Shard, path: str) -> None:
+        self.index(shard.axis, len(self.program.mesh), path)
+        self.index(shard.dim, len(constant.shape), path)
+        ranks, size = self.program.mesh[shard.axis].size, constant.shape[shard.dim]
+        self.require(1 <= shard.parts <= ranks and not ranks % shard.parts, path, f"parts for {ranks} ranks", shard)
+        fits = shard.blocks >= 1 and size >= shard.blocks and not size % shard.blocks
+        self.require(fits, path, "blocks that divide the part", shard)
+        self.nbytes(constant.dtype, whole_shape(constant), path)
 
     def tables(self) -> None:
         program = self.program

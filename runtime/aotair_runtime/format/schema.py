@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
-FORMAT = 5
-READS = (1, 2, 3, 4, 5)
+FORMAT = 6
+READS = (1, 2, 3, 4, 5, 6)
 PART = 64 << 20  # bytes of a file that have a digest of their own
 SIGNATURE_FILE = "model.sig"  # of all other files, where somebody has signed them
 DEBUG_FILE = "debug.msgpack"  # where instructions come from: no program lists it, and no load reads it
@@ -89,8 +89,18 @@ class WorkspaceArg:
     op: int
 
 
+@dataclass(frozen=True)
+class GroupArg:
+    """The ranks that differ along the mesh's axis of that number alone, this one among them: whom a collective is
+    with."""
+
+    axis: int
+
+
 Scalar: TypeAlias = bool | int | float | str | None
-Reference: TypeAlias = TensorArg | DTypeArg | MemoryFormatArg | LayoutArg | DeviceArg | HostArg | WorkspaceArg
+Reference: TypeAlias = (
+    TensorArg | DTypeArg | MemoryFormatArg | LayoutArg | DeviceArg | HostArg | WorkspaceArg | GroupArg
+)
 Operator: TypeAlias = Literal["+", "*", "//", "%", "min", "max"]
 EXPR_OPERATORS: tuple[Operator, ...] = ("+", "*", "//", "%", "min", "max")
 if TYPE_CHECKING:
@@ -160,12 +170,33 @@ class Instruction:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh, and how many ranks it has."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """How a rank's part lies in a whole tensor, as the weights file and a checkpoint have it: its dimension `dim` is
+    `blocks` blocks one after the other, each cut into `parts` equal parts. The ranks along the mesh's axis of that
+    number take them in order; where these are more than parts, neighbours take the same."""
+
+    axis: int
+    dim: int
+    parts: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
 class Constant:
     """A tensor of the weights file, with the (first) name that the model gives it.
 
     `kind`: "weight" (a checkpoint of the model has it), "fixed" (none has: buffers that are not persistent, constants
     of the code), "derived" (a part of the prologue makes it of others), "" (not recorded). `names`:
     the model's tensors that it stands for, which were equal at build time, each with all the names that are tied to it.
+    `shape` is what a rank has; where `shard` says so, the part of a whole tensor.
     """
 
     name: str
@@ -173,6 +204,7 @@ class Constant:
     shape: tuple[int, ...]
     kind: str = ""
     names: tuple[tuple[str, ...], ...] = ()
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -388,7 +420,8 @@ class Prologue:
 @dataclass(frozen=True)
 class Program:
     """`unread`: names that a checkpoint of the model has and no instruction reads. `quantisation`: a digest of what the
-    checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing."""
+    checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing. `mesh`: the
+    axes of the ranks that run the program together, the last one varying fastest from rank to rank; none: one rank."""
 
     name: str
     requirements: Requirements
@@ -408,3 +441,4 @@ class Program:
     origin: Origin = Origin()
     prologue: Prologue = Prologue()
     quantisation: str = ""
+    mesh: tuple[Axis, ...] = ()

@@ -8,7 +8,8 @@ import torch
 
 from ..artifact.open import read_golden
 from ..errors import MalformedError
-from ..format.schema import EntryPoint, Tolerance
+from ..format.mesh import part_number
+from ..format.schema import EntryPoint, Program, Shard, Tolerance
 from ..format.sizes import describe
 from .compared import difference
 from .loaded import Loaded
@@ -40,6 +41,23 @@ class Comparison:
 def key(entry: str, bucket: int, side: str, name: object) -> str:
     """The name of a golden tensor. `side`: "in", "out", "after" (a mutated input afterwards) or "state" (likewise)."""
     return f"{entry}.{bucket}.{side}.{name}"
+
+
+def state_shard(program: Program, name: str) -> Shard | None:
+    """How ranks share out a state, if they do."""
+    number = next(item.constant for item in program.state if item.name == name)
+    return program.constants[number].shard
+
+
+def state_part(name: str, number: int) -> str:
+    """What a part of a state is called among the golden tensors."""
+    return f"{name}:{number}"
+
+
+def _own_name(model: Loaded, side: str, name: str) -> str:
+    """Of a state that ranks share out, the part that the model has."""
+    shard = state_shard(model.program, name) if side == "state" else None
+    return name if shard is None else state_part(name, part_number(shard, model.program.mesh, model.artifact.rank))
 
 
 def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -85,7 +103,7 @@ def replay_bucket(model: Loaded, golden: Mapping[str, torch.Tensor], entry: Entr
     wanted = []
     for side, tensors in lasting:
         for name, tensor in tensors.items():
-            stored = key(entry.name, number, side, name)
+            stored = key(entry.name, number, side, _own_name(model, side, name))
             wanted.append((tensor, take_changed(golden, stored, tensor), stored))
     outputs = model.entry_points[entry.name].flat(given)
     names = [key(entry.name, number, "out", i) for i in range(len(outputs))]

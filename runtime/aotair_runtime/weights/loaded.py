@@ -1,6 +1,7 @@
 """What replaying golden tensors and swapping weights need of a loaded model."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -28,5 +29,7 @@ class Loaded(Protocol):
     def reset_state(self) -> None: ...
 
     def synchronize(self) -> None: ...
+
+    def on_all_ranks(self, what: str) -> AbstractContextManager[None]: ...
 
     def close(self) -> None: ...

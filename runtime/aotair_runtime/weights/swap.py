@@ -15,6 +15,7 @@ from ..artifact.quantisation import quantisation_of
 from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
 from ..errors import MalformedError, WeightsError
+from ..format.mesh import of_rank, whole_shape
 from ..format.prologue import follows_from, tensors
 from ..format.schema import Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
@@ -63,23 +64,26 @@ def read_weights(
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
     numbers += [number for part in program.prologue.parts for number in part.makes]
-    values = functools.partial(_values, program, ops, constants, checkpoint, chosen)
+    values = functools.partial(_values, artifact, ops, constants, checkpoint, chosen)
     return Weights(str(path), numbers, values, golden, None)
 
 
 def swap(model: Loaded, weights: Weights, resident: Resident) -> None:
-    """Write the weights into the tensors of the model, which are `resident`, and replay; where anything fails, put back
-    what was there and raise. The caller holds the lock of the model's pools, and the device has nothing left to do."""
+    """Write the weights into the tensors of the model, which are `resident`, and replay; where anything fails, on any
+    rank, put back what was there and raise. The caller holds the lock of the model's pools, and the device has nothing
+    left to do."""
     constants = resident.constants
     kept = [(tensor, tensor.cpu().clone()) for tensor in (*(constants[n] for n in weights.numbers), *resident.states)]
     try:
-        for number, value in weights.values():
-            constants[number].copy_(value)
-        _pack(resident, weights.numbers)
-        model.synchronize()
-        _replay(model, weights)
-        model.reset_state()
-        model.synchronize()
+        with model.on_all_ranks("writing the weights"):
+            for number, value in weights.values():
+                constants[number].copy_(value)
+            _pack(resident, weights.numbers)
+            model.synchronize()
+        with model.on_all_ranks("replaying the golden tensors"):
+            _replay(model, weights)
+            model.reset_state()
+            model.synchronize()
     except BaseException as error:
         _put_back(model, kept, resident, weights.numbers, error)
         raise
@@ -120,13 +124,13 @@ def _put_back(
 def _of_artifact(path: Path, artifact: Artifact) -> Weights:
     folder, other = opened(path, artifact.gate)
     _check_alike(artifact.program, other, str(path))
-    found = with_weights(folder, other)
+    found = with_weights(folder, other, rank=artifact.rank)
     numbers = range(len(found.constants))
     return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
 
 
 _TABLES = ("state", "ops", "layouts", "instructions", "arena", "alignment")
-_ALIKE = (*_TABLES, "entry_points", "prologue", "quantisation")
+_ALIKE = (*_TABLES, "entry_points", "prologue", "quantisation", "mesh")
 
 
 def _check_alike(mine: Program, other: Program, where: str) -> None:
@@ -220,10 +224,11 @@ def check_shapes(program: Program, checkpoint: Checkpoint, chosen: Mapping[int, 
         want = dtype(constant.dtype)
         for name in names:
             have = checkpoint.tensors[name]
-            if have.shape != constant.shape or dtype_fault(have.dtype, want, cast):
+            whole = whole_shape(constant)
+            if have.shape != whole or dtype_fault(have.dtype, want, cast):
                 text = f"{str(have.dtype).removeprefix('torch.')}{list(have.shape)} in {have.file.name}"
-                wrong.append(f"{name} is {text}, not {constant.dtype}{list(constant.shape)}")
-                castable &= have.shape == constant.shape and not dtype_fault(have.dtype, want, True)
+                wrong.append(f"{name} is {text}, not {constant.dtype}{list(whole)}")
+                castable &= have.shape == whole and not dtype_fault(have.dtype, want, True)
     if wrong:
         fix = "cast=True converts them, or let a build do it (model.dtype)" if castable else ""
         raise WeightsError("tensors do not fit the model's", where=str(checkpoint.path), got=some(wrong), fix=fix)
@@ -246,20 +251,22 @@ def _check_equal(checkpoint: Checkpoint, constant: Constant, names: Sequence[str
 
 
 def _values(
-    program: Program,
+    artifact: Artifact,
     ops: Sequence[OpOverload],
     constants: Sequence[torch.Tensor],
     checkpoint: Checkpoint,
     chosen: Mapping[int, Sequence[str]],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """The constants of a checkpoint, as they lie there, and then those that follow from it."""
+    """The constants of a checkpoint, as they lie there, or this rank's parts of them, and then those that follow."""
+    program = artifact.program
     there = tensors(program)
 
     def read(number: int) -> torch.Tensor:
         constant = there[number]
         if number not in chosen:
             return constants[number].cpu()  # no checkpoint has it, so it stays what it is
-        return checkpoint.tensor(chosen[number][0]).to(dtype(constant.dtype))
+        whole = checkpoint.tensor(chosen[number][0])
+        return of_rank(whole, constant, program.mesh, artifact.rank).to(dtype(constant.dtype))
 
     for number in chosen:
         if number < len(program.constants):

@@ -1,0 +1,113 @@
+"""Which modules of a model are shared out, and how: as the recipe says, or as the model's own plan does."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from aotair_runtime.format.schema import Axis
+
+from ..errors import ModelError
+from .styles import STYLES, Place
+
+# What transformers calls the same in its plans; what is not here stays whole.
+_THEIR_NAMES = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "colwise_gather_output": "gathered",
+    "colwise_rep": "gathered",
+    "rowwise_split_input": "rowwise_of_all",
+    "rowwise_rep": "rowwise_of_all",
+    "embedding_rowwise": "vocabulary",
+    "moe_tp_experts": "expert_width",
+    "ep_dispatch_experts": "expert",
+}
+_EXPERTS = ("expert", "expert_width")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One module and its style, along one axis."""
+
+    name: str
+    style: str
+    place: Place
+
+
+def places(mesh: Sequence[Axis]) -> dict[str, Place]:
+    """The axes by name."""
+    return {axis.name: Place(number, axis.name, axis.size) for number, axis in enumerate(mesh)}
+
+
+def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis], where: str) -> list[Planned]:
+    """The modules that a recipe's patterns name. A later pattern wins. Raises ModelError where one names nothing."""
+    axes, found = places(mesh), dict[str, Planned]()
+    modules = dict(model.named_modules())
+    for pattern, text in patterns.items():
+        style, _, axis = text.partition("@")
+        if style not in STYLES or (axis and axis not in axes):
+            raise ModelError(
+                f"parallel.{pattern}: no such style",
+                where=where,
+                expected=f"{', '.join(STYLES)}; with @AXIS, one of {', '.join(axes)}",
+                got=text,
+            )
+        names = fnmatch.filter(modules, pattern)
+        if not names:
+            raise ModelError(
+                f"parallel.{pattern}: no module of the model has such a name",
+                where=where,
+                expected="names as model.named_modules() gives them, with * for any text",
+                got=", ".join([name for name in modules if name][:8]) + ", …",
+            )
+        place = axes[axis] if axis else _usual(style, axes, where)
+        found |= {name: Planned(name, style, place) for name in names if place is not None}
+    return [one for one in found.values() if one.style != "replicate"]
+
+
+def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
+    """What transformers' models within say of themselves (`tp_plan`), and with an axis `ep` their experts apart."""
+    axes, found = places(mesh), dict[str, Planned]()
+    for path, module in model.named_modules():
+        plan = getattr(module, "_tp_plan", None)
+        if not isinstance(plan, dict) or not plan or any(path.startswith(f"{one}.") for one in found):
+            continue
+        names = dict(module.named_modules())
+        for pattern, theirs in plan.items():
+            style = _THEIR_NAMES.get(theirs)
+            if style == "expert_width" and "ep" in axes:
+                style = "expert"
+            place = None if style is None else _usual(style, axes, "")
+            if style is None or place is None:
+                continue
+            for name in fnmatch.filter(names, pattern):
+                whole = f"{path}.{name}" if path else name
+                found[whole] = Planned(whole, style, place)
+        break
+    return list(found.values())
+
+
+def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:
+    """The axis that a style is for where nothing is said: `ep` for experts, else `tp`."""
+    if style in _EXPERTS and "ep" in axes:
+        return axes["ep"]
+    if "tp" not in axes and where and style != "replicate":
+        raise ModelError(
+            f"parallel: {style} has no axis",
+            where=where,
+            expected="an axis tp in the mesh, or STYLE@AXIS",
+            got=", ".join(axes),
+        )
+    return axes.get("tp")
+
+
+def units_of(module: nn.Module, parent: Any, style: str) -> int:
+    """How many heads the outputs, or inputs, of a projection of an attention have; 0 for another layer. Heads stay
+    whole."""
+    width = getattr(parent, "head_dim", None)
+    if not isinstance(width, int) or not isinstance(module, nn.Linear):
+        return 0
+    size = module.in_features if style == "rowwise" else module.out_features
+    return 0 if size % width else size // width

@@ -1,0 +1,192 @@
+"""The model as rank 0 has it, made of the whole one; every other rank runs the same program over other parts."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aotair_runtime.devices import groups
+from aotair_runtime.format.mesh import part_of
+from aotair_runtime.format.schema import Axis, Shard
+
+from ..errors import ModelError
+from .plan import Planned, own_plan, planned, units_of
+from .styles import STYLES, CannotCut, Cut, share_out
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor that ranks share out: the whole, and how it is cut."""
+
+    whole: Tensor
+    shard: Shard
+
+
+@dataclass(frozen=True)
+class Split:
+    """`model`: rank 0's. `parts`: by name, its tensors that are parts of others. `kept`: what stays whole on every rank
+    though the plan names it, and why; `styles`: how many modules of each style there are."""
+
+    model: nn.Module
+    parts: Mapping[str, Part]
+    mesh: tuple[Axis, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    styles: Mapping[str, int] = field(default_factory=dict)
+
+
+def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, str] | None, where: str) -> Split:
+    """Raises ModelError where nothing can be shared out, or a pattern names nothing."""
+    if not mesh:
+        return Split(model, {})
+    plan = own_plan(model, mesh) if parallel in (None, "auto") else planned(model, _patterns(parallel), mesh, where)
+    if not plan:
+        raise ModelError(
+            "mesh: nothing of the model is shared out",
+            where=where,
+            expected="a model of transformers with a plan of its own, or parallel: {PATTERN: STYLE}",
+            got=type(model).__name__,
+        )
+    own = _copied(model)
+    splitter = _Splitter(own, mesh)
+    splitter.share_out(plan)
+    if not splitter.styles:
+        raise ModelError(
+            "mesh: nothing of the model can be shared out over so many ranks",
+            where=where,
+            got="; ".join(f"{name}: {why}" for name, why in list(splitter.kept.items())[:4]),
+            fix="choose numbers of ranks that divide the model's heads and widths",
+        )
+    splitter.cut_states(model)
+    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles)
+
+
+def _patterns(parallel: object) -> Mapping[str, str]:
+    assert isinstance(parallel, Mapping), "a recipe's `parallel` is auto or patterns"
+    return parallel
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Modules of their own, over the same tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    found: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    return found
+
+
+class _Splitter:
+    def __init__(self, model: nn.Module, mesh: Sequence[Axis]):
+        self._model, self._mesh = model, mesh
+        self.parts: dict[str, Part] = {}
+        self.kept: dict[str, str] = {}
+        self.styles: dict[str, int] = {}
+        self._cut: dict[int, tuple[Shard, nn.Parameter]] = {}  # by the whole parameter: tied ones are cut once
+
+    def share_out(self, plan: Sequence[Planned]) -> None:
+        """All modules of one parent, or none: what one makes the next one takes."""
+        by_parent: dict[str, list[Planned]] = {}
+        for one in plan:
+            by_parent.setdefault(self._unit(one), []).append(one)
+        for unit, members in by_parent.items():
+            try:
+                cuts = [(one, list(self._cuts(one))) for one in members]
+            except CannotCut as why:
+                what, ranks = why.args
+                text = f"{what}, for {ranks} ranks" if ranks else what
+                self.kept |= {unit: text}
+                continue
+            for one, found in cuts:
+                self._share_out(one, found)
+            self._settle_heads(unit, members)
+
+    def _unit(self, one: Planned) -> str:
+        """Layers that feed each other are shared out together; an embedding, a head, or experts alone."""
+        return one.name.rpartition(".")[0] if one.style in ("colwise", "rowwise") else one.name
+
+    def _cuts(self, one: Planned) -> Iterator[Cut]:
+        module = self._model.get_submodule(one.name)
+        parent = self._model.get_submodule(one.name.rpartition(".")[0])
+        for cut in STYLES[one.style].cuts(module, one.place, units_of(module, parent, one.style)):
+            known = self._cut.get(id(getattr(module, cut.name, None)))
+            if known is not None and known[0] != cut.shard:
+                raise CannotCut(f"{cut.name} is tied to a weight that is cut otherwise", 0)
+            yield cut
+
+    def _share_out(self, one: Planned, cuts: Sequence[Cut]) -> None:
+        module = self._model.get_submodule(one.name)
+        for cut in cuts:
+            self._put(module, one.name, cut)
+        share_out(module, STYLES[one.style], one.place)
+        if one.style == "expert":
+            experts: Any = module
+            experts.num_experts //= one.place.size
+        self.styles[one.style] = self.styles.get(one.style, 0) + 1
+
+    def _put(self, module: nn.Module, path: str, cut: Cut) -> None:
+        whole = cut.values if cut.values is not None else getattr(module, cut.name)
+        self.parts[f"{path}.{cut.name}"] = Part(whole.detach(), cut.shard)
+        if cut.values is not None:
+            module.register_buffer(cut.name, part_of(whole, cut.shard, 0).clone(), persistent=False)
+            return
+        if id(whole) not in self._cut:
+            part = nn.Parameter(part_of(whole.detach(), cut.shard, 0).clone(), requires_grad=False)
+            self._cut[id(whole)] = (cut.shard, part)
+        if cut.name in module._parameters:
+            module._parameters[cut.name] = self._cut[id(whole)][1]
+        else:
+            module._buffers[cut.name] = self._cut[id(whole)][1].detach()
+
+    def _settle_heads(self, unit: str, members: Sequence[Planned]) -> None:
+        """Where neighbours have the same heads of keys, a rank's heads of queries are fewer for each of them."""
+        parent: Any = self._model.get_submodule(unit)
+        heads = {}
+        for one in members:
+            layer, shard = self._model.get_submodule(one.name), self.parts.get(f"{one.name}.weight")
+            if isinstance(layer, nn.Linear) and shard is not None and one.style == "colwise":
+                layer.out_features = layer.weight.shape[0]
+                heads[one.name.rpartition(".")[2]] = layer.out_features
+            elif isinstance(layer, nn.Linear) and one.style == "rowwise":
+                layer.in_features = layer.weight.shape[1]
+        if isinstance(getattr(parent, "num_key_value_groups", None), int) and {"q_proj", "k_proj"} <= heads.keys():
+            parent.num_key_value_groups = heads["q_proj"] // heads["k_proj"]
+
+    def cut_states(self, whole: nn.Module) -> None:
+        """Buffers that a model sizes by what its layers make, as caches: its `split_states` says how these are cut."""
+        said: Any = getattr(self._model, "split_states", None)
+        if said is None:
+            return
+        with pretended(self._mesh):
+            shards: Mapping[str, Shard] = said(self.parts)
+        for name, shard in shards.items():
+            buffer = whole.get_buffer(name)
+            self.parts[name] = Part(buffer.clone(), shard)  # a call of the original writes into its own
+            path, _, own = name.rpartition(".")
+            self._model.get_submodule(path)._buffers[own] = part_of(buffer, shard, 0).clone()
+
+
+class _Alone:
+    """A group of which only one rank is there: results have the right shapes, and no meaning."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def all_reduce(self, x: Tensor, reduce: str) -> None:
+        """As it is."""
+
+    def all_gather(self, out: Tensor, x: Tensor) -> None:
+        out.copy_(torch.cat([x] * self.size))
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduce: str) -> None:
+        out.copy_(x.chunk(self.size)[0])
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> None:
+        out.copy_(x)
+
+
+@contextlib.contextmanager
+def pretended(mesh: Sequence[Axis]) -> Iterator[None]:
+    """Within, a rank's model can be called alone, for the shapes of what it makes."""
+    with groups.named({axis.name: _Alone(axis.size) for axis in mesh}):
+        yield

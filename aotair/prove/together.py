@@ -1,0 +1,197 @@
+"""An artifact of several ranks, all of them threads of this process, called as if it were one model."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from aotair_runtime.artifact.open import Artifact
+from aotair_runtime.devices import open_device
+from aotair_runtime.devices.groups import PartedError, forget, register
+from aotair_runtime.errors import AotairError
+from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, ranks_of
+from aotair_runtime.format.schema import Program
+from aotair_runtime.model import Model
+from aotair_runtime.settings import Settings
+from aotair_runtime.weights.golden import Comparison, replay_golden
+
+from ..errors import InternalError, ProofError
+from .meeting import Meeting, ThreadRanks
+
+_Result = TypeVar("_Result")
+
+
+class _Party:
+    """A rank that is a thread: whoever drives all of them calls them alike."""
+
+    def __init__(self, rank: int, groups: Sequence[str], abandon: Callable[[], None]):
+        self.rank, self.groups, self._abandon = rank, tuple(groups), abandon
+        self.at_end: Callable[[], None] = lambda: None
+
+    def agree(self, what: int, sizes: Sequence[int]) -> None:
+        """They do."""
+
+    def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def failure(self, error: Exception, own: bool = False) -> Exception:
+        self._abandon()
+        return error
+
+    def broadcast(self, word: torch.Tensor) -> None:
+        raise InternalError("threads are called together, and drive nobody")
+
+    def close(self) -> None:
+        forget(self.groups)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An entry point of all ranks."""
+
+    name: str
+    ranks: "AllRanks"
+
+    def flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One call on every rank with copies of these inputs; what all of them answer. Mutated inputs are those of the
+        first. Raises ProofError where the ranks answer differently."""
+        return self.ranks.called(self.name, tensors)
+
+
+class AllRanks:
+    """`artifacts`: one for each rank, in order, with its parts of the weights."""
+
+    def __init__(self, artifacts: Sequence[Artifact], settings: Settings):
+        self.program: Program = artifacts[0].program
+        mesh, self._meetings = self.program.mesh, list[Meeting]()
+        names: list[list[str]] = [[] for _ in artifacts]
+        for number, axis in enumerate(mesh):
+            for members in neighbours(mesh, number):
+                meeting = Meeting(len(members))
+                self._meetings.append(meeting)
+                for place, rank in enumerate(members):
+                    names[rank].append(register(ThreadRanks(meeting, place), axis.name))
+        self.models: list[Model] = []
+        try:
+            for rank, artifact in enumerate(artifacts):
+                party = _Party(rank, names[rank], self._abandon)
+                self.models.append(Model(artifact, open_device("cpu"), settings, party=party))
+        except BaseException:
+            self.close()
+            raise
+        self.entry_points = {entry.name: _Entry(entry.name, self) for entry in self.program.entry_points}
+
+    def __enter__(self) -> "AllRanks":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for model in self.models:
+            model.close()
+
+    def _abandon(self) -> None:
+        for meeting in self._meetings:
+            meeting.abandon()
+
+    # ---- states --------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of the states, whole."""
+        return {item.name: self._whole(number) for number, item in enumerate(self.program.state)}
+
+    def _whole(self, number: int) -> torch.Tensor:
+        item = self.program.state[number]
+        shard = self.program.constants[item.constant].shard
+        if shard is None:
+            return self.models[0].state[item.name].clone()
+        parts = {part_number(shard, self.program.mesh, rank): rank for rank in reversed(range(len(self.models)))}
+        return joined([self.models[parts[n]].state[item.name] for n in range(shard.parts)], shard)
+
+    def put_states(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Give states these values, each rank its part."""
+        for item in self.program.state:
+            if item.name not in states:
+                continue
+            shard = self.program.constants[item.constant].shard
+            for rank, model in enumerate(self.models):
+                number = 0 if shard is None else part_number(shard, self.program.mesh, rank)
+                value = states[item.name] if shard is None else part_of(states[item.name], shard, number)
+                model.state[item.name].copy_(value)
+
+    def reset_state(self) -> None:
+        for model in self.models:
+            model.reset_state()
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    def called(self, name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = [list(tensors)] + [[tensor.clone() for tensor in tensors] for _ in self.models[1:]]
+
+        def call(rank: int) -> list[torch.Tensor]:
+            return self.models[rank].entry_points[name].flat(given[rank])
+
+        answers = self._on_all(call)
+        for rank, answer in enumerate(answers[1:], 1):
+            for number, (mine, first) in enumerate(zip(answer, answers[0], strict=True)):
+                if not _alike(mine, first):
+                    raise ProofError(
+                        f"the ranks answer differently: output {number} of {name} on rank {rank}",
+                        where=self.program.name,
+                        expected="the same numbers on every rank, those of rank 0",
+                        got=f"rank {rank} at {dict(zip(self._axes(), coordinates(self.program.mesh, rank)))}",
+                        fix="gather what each rank has a part of (parallel: {NAME: gathered}), or sum it (rowwise)",
+                    )
+        return answers[0]
+
+    def replay_golden(self) -> Iterator[Comparison]:
+        """Every bucket on its golden inputs, compared on each rank."""
+        for found in self._on_all(lambda rank: list(replay_golden(self.models[rank]))):
+            yield from found
+
+    def _axes(self) -> list[str]:
+        return [axis.name for axis in self.program.mesh]
+
+    def _on_all(self, run: Callable[[int], _Result]) -> list[_Result]:
+        """What each rank comes to, at the same time. Raises what one of them raises."""
+        results: list[_Result | None] = [None] * len(self.models)
+        errors: list[BaseException] = []
+        own = torch.get_num_threads()
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = run(rank)
+            except BaseException as error:
+                errors.append(error)
+                self._abandon()
+
+        threads = [
+            threading.Thread(target=work, args=(rank,), name=f"rank {rank}")
+            for rank in range(ranks_of(self.program.mesh))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.set_num_threads(own)
+        if errors:
+            raise next((error for error in errors if not _of_others(error)), errors[0])
+        return [result for result in results if result is not None]
+
+
+def _of_others(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, PartedError) or (isinstance(error, AotairError) and "another rank failed" in error.what):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, where all NaN are one."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan())

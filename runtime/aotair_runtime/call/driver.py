@@ -1,0 +1,127 @@
+"""One rank calls, the others follow: each call is one message with its inputs, which is their agreement too."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError
+from ..format.schema import EntryPoint, Program
+from ..format.sizes import evaluate
+from ..format.torch_names import dtype
+from ..ranks.party import Party
+from .ranked import RankedEntry
+
+_END = -1
+_MOST_INLINE = 1 << 16  # bytes of inputs that travel with the message; larger ones in a second one
+
+
+class Driver:
+    """Calls a model on all ranks, from rank 0: `driver(x)`, `driver.decode(x)`. `close`, or leaving a `with`, lets the
+    others return from `Model.follow`."""
+
+    def __init__(self, program: Program, entries: Mapping[str, RankedEntry], party: Party):
+        if party.rank != 0:
+            raise ArgumentError("rank 0 drives", got=f"rank {party.rank}", fix="call follow() on the other ranks")
+        self._entries, self._wire, self._closed = dict(entries), Wire(program, party), False
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        if len(self._entries) > 1 and "forward" not in self._entries:
+            raise ArgumentError("this model has several entry points", expected=", ".join(self._entries))
+        name = "forward" if "forward" in self._entries else next(iter(self._entries))
+        return self._called(self._entries[name], args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        entry = self.__dict__.get("_entries", {}).get(name)
+        if entry is None:
+            raise AttributeError(f"no attribute or entry point {name!r}")
+        return lambda *args, **kwargs: self._called(entry, args, kwargs)
+
+    def __enter__(self) -> "Driver":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _called(self, entry: RankedEntry, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        if self._closed:
+            raise ArgumentError("the driver was closed", fix="make another with Model.driver()")
+        values = [torch.as_tensor(value) for value in entry.ordered(args, kwargs)]
+        sizes = entry.sizes(values)  # refused here, where nobody else knows of it yet
+        self._wire.send(entry.number, sizes, values)
+        return entry.packed(entry.agreed(values))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._wire.send(_END, (), ())
+
+
+def follow(program: Program, entries: Mapping[str, RankedEntry], party: Party, device: torch.device) -> int:
+    """Make the calls that rank 0 drives, until it ends them; gives how many."""
+    if party.rank == 0:
+        raise ArgumentError("rank 0 drives the others", fix="use driver() there")
+    wire, by_number, calls = Wire(program, party), {entry.number: entry for entry in entries.values()}, 0
+    while (message := wire.receive(device)) is not None:
+        number, values = message
+        by_number[number].agreed(values)
+        calls += 1
+    return calls
+
+
+class Wire:
+    """The messages: a header of numbers (entry point, sizes), then the bytes of the inputs in order."""
+
+    def __init__(self, program: Program, party: Party):
+        for entry in program.entry_points:
+            if wrong := [spec.name for spec in entry.inputs if spec.kind == "mutated" or spec.host]:
+                raise ArgumentError(
+                    f"calls of {entry.name} cannot be sent to other ranks",
+                    expected="inputs that are tensors, and that the model does not write into",
+                    got=", ".join(wrong),
+                    fix="call the model on every rank",
+                )
+        self._entries, self._party = program.entry_points, party
+        self._head = 8 * (1 + max(len(entry.dims) for entry in self._entries))
+        most = max(_nbytes(entry, bucket.sizes) for entry in self._entries for bucket in entry.buckets)
+        self._inline = min(most, _MOST_INLINE)
+
+    def send(self, number: int, sizes: tuple[int, ...], values: Any) -> None:
+        message = torch.zeros(self._head + self._inline, dtype=torch.uint8, device="cpu")
+        head = message[: self._head].view(torch.int64)
+        head[: 1 + len(sizes)] = torch.tensor((number, *sizes), device="cpu")
+        raw = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in values]
+        payload = torch.cat(raw) if raw else message[:0]
+        if len(payload) <= self._inline:
+            message[self._head : self._head + len(payload)] = payload
+            self._party.broadcast(message)
+        else:
+            self._party.broadcast(message)
+            self._party.broadcast(payload)
+
+    def receive(self, device: torch.device) -> "tuple[int, list[torch.Tensor]] | None":
+        message = torch.empty(self._head + self._inline, dtype=torch.uint8, device="cpu")
+        self._party.broadcast(message)
+        number, *sizes = message[: self._head].view(torch.int64).tolist()
+        if number == _END:
+            return None
+        entry = self._entries[number]
+        sizes = sizes[: len(entry.dims)]
+        payload, nbytes = message[self._head :], _nbytes(entry, sizes)
+        if nbytes > self._inline:
+            payload = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+            self._party.broadcast(payload)
+        values, at = [], 0
+        for spec in entry.inputs:
+            shape, kind = [evaluate(size, sizes) for size in spec.shape], dtype(spec.dtype)
+            count = math.prod(shape) * kind.itemsize
+            values.append(payload[at : at + count].clone().view(kind).view(shape).to(device))
+            at += count
+        return number, values
+
+
+def _nbytes(entry: EntryPoint, sizes: Any) -> int:
+    """Of all inputs of a call of these sizes."""
+    shapes = [[evaluate(size, sizes) for size in spec.shape] for spec in entry.inputs]
+    return sum(math.prod(shape) * dtype(spec.dtype).itemsize for shape, spec in zip(shapes, entry.inputs))

@@ -1,0 +1,71 @@
+"""An entry point of a model of several ranks: all agree on a call before any of them runs it."""
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from ..capture.graphs import Parts, Resident
+from ..capture.pool import Pool
+from ..devices.groups import PartedError
+from ..errors import AotairError, CallError, RankError
+from ..format.schema import EntryPoint
+from ..ranks.party import REFUSED, Party
+from .buckets import choose, read_sizes
+from .call_plan import shape_of
+from .entry import Entry
+from .signature import Tensors
+
+
+class RankedEntry(Entry):
+    """`number`: which of the program's entry points it is."""
+
+    def __init__(
+        self,
+        spec: EntryPoint,
+        parts: Parts,
+        resident: Resident,
+        pools: Sequence[Pool],
+        life: object,
+        party: Party,
+    ):
+        super().__init__(spec, parts, resident, pools, life)
+        self.number, self._party = [entry.name for entry in parts.program.entry_points].index(spec.name), party
+
+    def flat(self, tensors: Tensors) -> list[torch.Tensor]:
+        with self._lock:
+            try:
+                sizes = self.sizes(tensors)
+            except AotairError:
+                with contextlib.suppress(RankError):  # what this call is refused for is said by it
+                    self._party.agree(REFUSED, ())
+                raise
+            self._party.agree(self.number, sizes)
+            return self.agreed(tensors)
+
+    def sizes(self, tensors: Tensors) -> tuple[int, ...]:
+        """Those of a call with these inputs. Raises a subclass of CallError where it cannot be made."""
+        given = self._signature.hosts.take(tensors)[0] if self._has_hosts else tensors
+        self._signature.refuse(given)
+        self._signature.refuse_layouts(given)
+        sizes = read_sizes(self.spec, [shape_of(value) for value in given])
+        choose(self.spec, sizes)
+        return sizes
+
+    def agreed(self, tensors: Tensors) -> list[torch.Tensor]:
+        """The call, which all ranks make. Raises RankError where one does not come through it."""
+        try:
+            return super().flat(tensors)
+        except CallError:
+            raise
+        except RuntimeError as error:
+            raise self._party.failure(error, own=not _of_others(error)) from error
+
+
+def _of_others(error: BaseException | None) -> bool:
+    """Whether a call failed because other ranks did not do their part."""
+    while error is not None:
+        if isinstance(error, PartedError):
+            return True
+        error = error.__cause__
+    return False

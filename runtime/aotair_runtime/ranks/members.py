@@ -1,0 +1,158 @@
+"""Who are the ranks of a load, and which of them does not do its part? Each writes to a store that all can read."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ..errors import RankError, in_line
+
+_POLL = 0.05  # seconds between two looks at the store
+_MOST_TEXT = 500
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a rank says of itself before anything is captured; all but the place has to be the same for all."""
+
+    program: str  # SHA-256 of the program file
+    mesh: str
+    torch: str
+    aotair: str
+    device: str
+    options: str
+    host: str
+    pid: int
+
+    @property
+    def place(self) -> str:
+        """Where the rank runs, for people."""
+        return f"process {self.pid} on {self.host}"
+
+
+ALIKE = {
+    "program": "another artifact",
+    "mesh": "another mesh",
+    "torch": "another torch",
+    "aotair": "another aotair",
+    "device": "another kind of device",
+    "options": "other options of load()",
+}
+
+
+def here(program: str, mesh: str, device: str, options: str, torch_version: str, version: str) -> Member:
+    """This process."""
+    return Member(program, mesh, torch_version, version, device, options, socket.gethostname(), os.getpid())
+
+
+class Board:
+    """What the ranks of one load have written for each other. `store` is theirs alone."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+        self._store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.members: Mapping[int, Member] = {}
+
+    def meet(self, mine: Member) -> None:
+        """Wait until every rank has said what it is. Raises RankError where one does not come, or is another."""
+        self._store.set(f"member/{self.rank}", json.dumps(asdict(mine)))
+        said, silent = self._read("member", self.timeout)
+        if silent:
+            raise RankError(
+                f"{_ranks(silent)} did not come to the load",
+                expected=f"{self.size} ranks within {self.timeout:g} s",
+                got=f"{len(said)}",
+                fix="start as many processes as the mesh has ranks (torchrun --nproc-per-node), each of which loads "
+                "the same artifacts in the same order",
+            )
+        self.members = {rank: Member(**json.loads(text)) for rank, text in said.items()}
+        self._refuse_odd()
+
+    def _refuse_odd(self) -> None:
+        """Raises RankError, the same on every rank, where one of them has come with something else."""
+        for field, what in ALIKE.items():
+            values = {rank: getattr(member, field) for rank, member in self.members.items()}
+            if len(set(values.values())) > 1:
+                common = max(values.values(), key=lambda value: (list(values.values()).count(value), value))
+                odd = [rank for rank, value in values.items() if value != common]
+                raise RankError(
+                    f"{_ranks(odd)} came with {what}",
+                    expected=f"{in_line(common)[:80]}, as {_ranks([r for r in values if r not in odd])}",
+                    got=", ".join(f"rank {rank}: {in_line(values[rank])[:80]}" for rank in odd[:4]),
+                    fix=f"look at {self.members[odd[0]].place}",
+                )
+
+    def report(self, text: str, own: bool) -> None:
+        """Say that this rank goes on no more; `own`: for a reason of its own, not because others did not come."""
+        try:
+            self._store.set(f"end/{self.rank}", json.dumps([own, in_line(text)[:_MOST_TEXT]]))
+        except RuntimeError:  # whoever kept the store is gone; the others find that out as this rank does
+            return
+
+    def culprits(self, grace: float) -> str:
+        """After a call that others did not finish: which ranks are to blame, as far as can be known. Waits `grace`
+        seconds for what the others have to say."""
+        gone = self._gone()
+        said, silent = self._read("end", 0 if gone else grace, enough=_is_own)
+        gone = gone or self._gone()
+        if gone:
+            return f"{_ranks(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
+        own = {rank: text for rank, (is_own, text) in ((r, json.loads(t)) for r, t in said.items()) if is_own}
+        if own:
+            return "; ".join(f"rank {rank} failed: {text}" for rank, text in own.items())
+        if silent:
+            where = ", ".join(self.members[rank].place for rank in silent)
+            return f"{_ranks(silent)} did not answer within {self.timeout:g} s ({where})"
+        return "the connection between the ranks broke"
+
+    def _gone(self) -> list[int]:
+        """The ranks on this host whose process has ended."""
+        mine = self.members.get(self.rank)
+        return [] if mine is None else [r for r, m in self.members.items() if m.host == mine.host and _ended(m.pid)]
+
+    def _read(
+        self, what: str, seconds: float, enough: Callable[[str], bool] | None = None
+    ) -> tuple[dict[int, str], list[int]]:
+        """What each rank has written under a name, waiting so long for all of them, and who has not."""
+        end, said = time.monotonic() + seconds, dict[int, str]()
+        while True:
+            missing = [rank for rank in range(self.size) if rank not in said]
+            try:
+                found = [rank for rank in missing if self._store.check([f"{what}/{rank}"])]
+                said |= {rank: self._store.get(f"{what}/{rank}").decode() for rank in found}
+            except RuntimeError:  # whoever kept the store is gone
+                return said, [rank for rank in missing if rank not in said]
+            missing = [rank for rank in missing if rank not in said]
+            if not missing or time.monotonic() >= end or (enough and any(map(enough, said.values()))):
+                return said, missing
+            time.sleep(_POLL if seconds > 1 else 0.001)
+
+
+def _is_own(text: str) -> bool:
+    return bool(json.loads(text)[0])
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process of this host has ended, or only waits to be buried."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")
+    except OSError:
+        return False
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+
+
+def prefixed(store: Store, name: str, timeout: float) -> Store:
+    """The store for the ranks of one load alone."""
+    store.set_timeout(timedelta(seconds=max(timeout, 1)))
+    return PrefixStore(name, store)

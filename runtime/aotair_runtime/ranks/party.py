@@ -1,0 +1,229 @@
+"""The ranks that run one program together, as one of them sees them: joined at a load, left at the model's end."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import distributed as dist
+
+from ..devices.groups import ProcessRanks, all_gather, forget, register
+from ..errors import AotairError, ClosedError, RankError
+from ..format.mesh import mesh_text, neighbours, ranks_of
+from ..format.schema import Axis
+from .members import Board, Member, prefixed
+
+TIMEOUT = 300.0  # seconds
+_GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
+REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
+_MOST_SHOWN = 8
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+_loads = itertools.count()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which ranks a load is for: a process group of torch.distributed, by default all, and how many seconds a rank is
+    waited for."""
+
+    group: dist.ProcessGroup | None = None
+    timeout: float = TIMEOUT
+
+
+class Party(Protocol):
+    """The ranks that run a program together, as one of them sees them: `rank`; `groups`: by axis of the mesh the name
+    of the group that collectives meet; `at_end`: what is called when they part because one of them failed."""
+
+    rank: int
+    groups: tuple[str, ...]
+    at_end: Callable[[], None]
+
+    def agree(self, what: int, sizes: Sequence[int]) -> None: ...
+
+    def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]: ...
+
+    def failure(self, error: Exception, own: bool = False) -> Exception: ...
+
+    def broadcast(self, word: torch.Tensor) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Processes:
+    """A party of processes, over torch.distributed."""
+
+    def __init__(self, mesh: Sequence[Axis], wish: Wish, device: str, most_sizes: int):
+        self.mesh, self._made = tuple(mesh), list[dist.ProcessGroup]()
+        self._most_sizes = most_sizes
+        self.at_end: Callable[[], None] = lambda: None
+        self._timeout = timedelta(seconds=wish.timeout)
+        _join(mesh, self._timeout)
+        world = wish.group or dist.group.WORLD
+        assert world is not None
+        self._members = dist.get_process_group_ranks(world)
+        self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
+        _check_size(mesh, len(self._members))
+        name = f"aotair/{'-'.join(map(str, self._members))}/{next(_loads)}"
+        store = prefixed(dist.distributed_c10d._get_default_store(), name, wish.timeout)
+        self.board = Board(store, self.rank, len(self._members), wish.timeout)
+        self._device, self._backend = device, _BACKENDS[device]
+
+    def meet(self, mine: Member) -> None:
+        """Compare what each rank came with, then connect the groups. Raises RankError, on every rank."""
+        self.board.meet(mine)
+        with self._named_failures():
+            self._control = self._group(range(len(self._members)), "gloo")
+            names = []
+            for number, axis in enumerate(self.mesh):
+                own = next(ranks for ranks in neighbours(self.mesh, number) if self.rank in ranks)
+                names.append(register(ProcessRanks(self._group(own, self._backend)), axis.name))
+            self.groups = tuple(names)
+
+    def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+        members = [self._members[rank] for rank in ranks]
+        made: dist.ProcessGroup = dist.new_group(
+            members, timeout=self._timeout, backend=backend, use_local_synchronization=True
+        )
+        self._made.append(made)
+        return made
+
+    # ---- agreement ------------------------------------------------------------------------------------------------
+
+    def agree(self, what: int, sizes: Sequence[int]) -> None:
+        """Whether all ranks are about to make the same call: the entry point of that number, or REFUSED, with these
+        sizes. One message. Raises RankError, on every rank, where they differ."""
+        mine = (what, *sizes)
+        said = self._exchange(mine)
+        if all(one == said[0] for one in said):
+            return
+        if any(one[0] == _FAILED for one in said):
+            raise RankError(f"the ranks cannot go on together: {self.board.culprits(_GRACE)}")
+        dims = max(len(sizes), self._most_sizes if what == REFUSED else 0)
+        texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in enumerate(said)]
+        raise RankError(
+            "the ranks were called differently, and none of them has run",
+            expected="the same entry point with inputs of the same sizes on every rank",
+            got="; ".join(texts[:_MOST_SHOWN]) + ("; …" if len(texts) > _MOST_SHOWN else ""),
+            fix="call every rank with the same inputs; Model.driver() on rank 0 and Model.follow() on the others "
+            "sends them",
+        )
+
+    @contextlib.contextmanager
+    def all_or_none(self, what: str) -> Iterator[None]:
+        """What is done within succeeds on every rank, or raises on every rank: where it failed its own error, on the
+        others RankError."""
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            self.board.report(f"{what}: {_first_line(error)}", own=not isinstance(error, RankError))
+        if isinstance(failure, RankError):
+            raise failure
+        said = self._exchange((_DONE if failure is None else _FAILED,))
+        if failure is not None:
+            raise failure
+        if any(one[0] != _DONE for one in said):
+            raise RankError(f"{what} did not succeed on every rank: {self.board.culprits(_GRACE)}")
+
+    def _exchange(self, mine: Sequence[int]) -> list[list[int]]:
+        """What every rank says in this step, in their order."""
+        if self._closed:
+            raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
+        length = 1 + self._most_sizes
+        word = torch.tensor([*mine, *[0] * (length - len(mine))], dtype=torch.int64, device="cpu")
+        heard = word.new_empty(self.board.size * length)
+        with self._named_failures():
+            all_gather(heard, word, group=self._control)
+        said: list[list[int]] = heard.view(-1, length).tolist()
+        return said
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except AotairError:
+            raise
+        except RuntimeError as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: Exception, own: bool = False) -> RankError:
+        """Why a call that all ranks make did not come to its end here: who is to blame, as far as can be known. This
+        rank takes no part in anything from now on. `own`: it failed for a reason of its own."""
+        self.board.report(_first_line(error), own)
+        self._leave()
+        self.at_end()
+        who = "this rank failed" if own else self.board.culprits(min(_GRACE, self._timeout.total_seconds()))
+        return RankError(
+            f"the ranks cannot go on together: {who}",
+            got=_first_line(error),
+            fix="the model is closed here: load it again once all ranks are there",
+        )
+
+    def broadcast(self, word: torch.Tensor) -> None:
+        """Rank 0's `word`, on the host, becomes that of all."""
+        with self._named_failures():
+            dist.broadcast(word, group=self._control, group_src=0)
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take no part any more; what others still ask of this rank fails there, and names it."""
+        if not self._closed and self.board.members:
+            self.board.report("it closed the model", own=True)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let go of the groups, so that nobody waits for this rank."""
+        if self._closed:
+            return
+        self._closed = True
+        forget(self.groups)
+        for made in self._made:
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the others may be gone already
+                dist.destroy_process_group(made)
+        self._made.clear()
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.what if isinstance(error, AotairError) else f"{type(error).__name__}: {error}"
+    return text.strip().partition("\n")[0][:300]
+
+
+def _asked(said: Sequence[int], dims: int) -> str:
+    """What a rank was called with, or did."""
+    if said[0] < 0:
+        return "refused its inputs" if said[0] == REFUSED else "something else"
+    return f"entry point {said[0]}, sizes {list(said[1 : 1 + dims])}"
+
+
+def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
+    """Make the process group of all ranks where there is none, from what torchrun says."""
+    if dist.is_initialized():
+        return
+    count = ranks_of(mesh)
+    try:
+        dist.init_process_group("gloo", timeout=timeout)
+    except ValueError as error:  # torch looks for what torchrun sets, and says what is not there
+        raise RankError(
+            f"the artifact is for {count} ranks together ({mesh_text(mesh)}), and this process is alone",
+            expected="a process group of torch.distributed, or the environment that torchrun sets",
+            got=_first_line(error),
+            fix=f"torchrun --nproc-per-node {count} PROGRAM, which loads the artifact in each process",
+        ) from error
+    except RuntimeError as error:
+        raise RankError(f"the ranks did not find each other: {_first_line(error)}") from error
+
+
+def _check_size(mesh: Sequence[Axis], size: int) -> None:
+    count = ranks_of(mesh)
+    if size != count:
+        raise RankError(
+            "the artifact is for another number of ranks",
+            expected=f"{count} ({mesh_text(mesh)})",
+            got=f"{size}",
+            fix=f"torchrun --nproc-per-node {count}, or load(group=…) with the ranks that run it together",
+        )
