@@ -10,6 +10,7 @@ import torch
 
 from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.mesh import mesh_text
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
 
 from . import fusion
@@ -46,7 +47,7 @@ from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import pages
 from .reuse import built_like
-from .summary import Bisection, Listener, Quantised, Summary
+from .summary import Bisection, Listener, Quantised, SharedOut, Summary
 
 
 def build(
@@ -280,6 +281,12 @@ class _Line:
     def taken_from(self, path: Path, origin: Origin) -> Built:
         """Instead: another artifact's program, if it is of this origin, with this model's weights."""
         with self.clock.stage("like"):
+            if self.job.mesh:
+                raise RecipeError(
+                    "--like: programs for several ranks are made anew",
+                    where=self.job.where,
+                    fix="build without --like, or give a loaded model the checkpoint: Model.load_weights(PATH)",
+                )
             return built_like(path, self.exported, self.job, origin)
 
     def explained(self) -> Explained:
@@ -326,7 +333,12 @@ class _Line:
             memory=promised(program).peak,
             budget=self.job.needs.memory_budget,
             packages=defining_packages(op.name for op in program.ops),
+            shared_out=_shared_out(self.shared),
         )
+
+
+def _shared_out(shared: Split) -> SharedOut | None:
+    return SharedOut(mesh_text(shared.mesh), dict(shared.styles), dict(shared.kept)) if shared.mesh else None
 
 
 def _checked(model: torch.nn.Module, job: Job) -> Job:

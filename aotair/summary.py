@@ -30,13 +30,24 @@ class Quantised:
 
 
 @dataclass(frozen=True)
+class SharedOut:
+    """What the ranks of `mesh` share out: modules by style; and what each of them has whole, though the plan names it,
+    with the reason."""
+
+    mesh: str
+    styles: dict[str, int]
+    kept: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `units`: the largest error in units in the last place of
     its row's greatest number, and `sampled`: whether fewer runs proved it; `nodes` before and after, `rewrites` by
     pass; `misses`: how many near matches each fusion rule left alone; `quantised`: how far that moved the answers, or
     None; `graphs`: for each further graph of an entry point, why those before do not serve its buckets; `memory`: the
     most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each
-    namespace of ops that the program uses and nodes have to allow, the package that a node has to import."""
+    namespace of ops that the program uses and nodes have to allow, the package that a node has to import; `shared_out`:
+    None for one rank."""
 
     artifact: str
     nodes_before: int
@@ -57,6 +68,7 @@ class Summary:
     memory: int
     budget: int | float | None
     packages: dict[str, str]
+    shared_out: SharedOut | None = None
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -51,6 +51,19 @@ RECIPES = {
         {"n": [4, 8]},
         config={"post_grad_custom_pre_pass": f"{MODELS}:two_streams"},
     ),
+    "shared": recipe(
+        "Shared",
+        {"ids": IDS | {"range": [0, 24]}},
+        {"batch": [1, 3], "seq": [4]},
+        mesh={"tp": 2},
+        parallel={
+            "embed": "vocabulary",
+            "up": "colwise",
+            "down": "rowwise",
+            "of_all": "rowwise_of_all",
+            "head": "gathered",
+        },
+    ),
     "branches": recipe(
         "Branches",
         {

@@ -582,3 +582,26 @@ class Normed(nn.Module):
         x = (self.words(ids) * 2.5).transpose(1, 2)
         x = self.norms[1](self.back(self.norms[0](self.wide(x)).relu()))
         return self.out(x.transpose(1, 2)) * self.scale + self.shift
+
+
+class Shared(torch.nn.Module):
+    """What ranks share out in each way there is: a table, a layer cut by outputs and one by inputs with a bias, one
+    that is gathered, one that is given all inputs; and a state and a factor that each rank has whole."""
+
+    def __init__(self, width: int = 16, tied: bool = False):
+        super().__init__()
+        self.embed = torch.nn.Embedding(24, width)
+        self.up, self.down = torch.nn.Linear(width, 24), torch.nn.Linear(24, width)
+        self.of_all = torch.nn.Linear(width, width)
+        self.head = torch.nn.Linear(width, 24, bias=not tied)
+        self.norm = torch.nn.Parameter(torch.rand(width) + 0.5)
+        self.register_buffer("calls", torch.zeros(1))
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        x = x + self.down(torch.relu(self.up(x)))
+        x = x + torch.tanh(self.of_all(x)) * self.norm
+        self.calls.add_(1)
+        return self.head(x) + self.calls

@@ -13,6 +13,8 @@ from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
+from .echo import only_rank_0
+
 ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
 DEVICE = click.option("--device", help='"npu", "cuda:1", …; "cpu" runs any artifact  [default: that of the artifact]')
 SET = click.option(
@@ -71,9 +73,12 @@ def trusting(command: Callable[..., None]) -> Callable[..., None]:
 def loaded(
     artifact: Path, namespaces: tuple[str, ...], ops: tuple[str, ...], modules: tuple[str, ...], **options: Any
 ) -> Model:
-    """The artifact, after the user's modules are imported, and with the namespaces and ops that the user allows."""
+    """The artifact, after the user's modules are imported, and with the namespaces and ops that the user allows. Of
+    several ranks only the first writes from then on."""
     import_modules(modules)
-    return aotair_runtime.load(artifact, allow_namespaces=namespaces, allow_ops=ops, **options)
+    model = aotair_runtime.load(artifact, allow_namespaces=namespaces, allow_ops=ops, **options)
+    only_rank_0(model.rank)
+    return model
 
 
 def import_modules(modules: tuple[str, ...]) -> None:

@@ -86,7 +86,7 @@ def run(
         outputs = {key: tensor.cpu() for key, tensor in found.items()}
     for key, tensor in outputs.items():
         echo(f"{key}: {describe_tensor(tensor)}")
-    if out is not None:
+    if out is not None and model.rank == 0:
         write_tensors(out, outputs)
 
 
@@ -215,6 +215,9 @@ def bench(
     with loaded(artifact, namespaces, ops, modules, device=device) as model:
         if originals:
             original.to(model.device)
+        if not model.drives:
+            model.follow()
+            return
         rows = list(measure(model, originals, seconds))
         if as_json:
             echo(json.dumps([row.as_dict() for row in rows], indent=2))

@@ -95,7 +95,7 @@ class _Splitter:
             except CannotCut as why:
                 what, ranks = why.args
                 text = f"{what}, for {ranks} ranks" if ranks else what
-                self.kept |= {unit: text}
+                self.kept |= {unit or "the model": text}
                 continue
             for one, found in cuts:
                 self._share_out(one, found)

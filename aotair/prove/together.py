@@ -28,7 +28,7 @@ class _Party:
     """A rank that is a thread: whoever drives all of them calls them alike."""
 
     def __init__(self, rank: int, groups: Sequence[str], abandon: Callable[[], None]):
-        self.rank, self.groups, self._abandon = rank, tuple(groups), abandon
+        self.rank, self.groups, self._abandon, self.drives = rank, tuple(groups), abandon, rank == 0
         self.at_end: Callable[[], None] = lambda: None
 
     def agree(self, what: int, sizes: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
 """What a build says while it runs, on standard error, and the table that ends it."""
 
+import re
 import time
 from types import TracebackType
 
@@ -153,6 +154,19 @@ def _budget(budget: int | float | None) -> str:
     return "" if budget is None else f" of {budget:,}"
 
 
+def _shared_out(summary: Summary) -> list[list[str]]:
+    """What ranks share out, and what each of them has whole: layers that are alike in one row."""
+    if (shared := summary.shared_out) is None:
+        return []
+    rows = [["ranks, proved together", shared.mesh]]
+    rows += [[f"shared out: {style}", f"{count}"] for style, count in shared.styles.items()]
+    alike: dict[tuple[str, str], int] = {}
+    for name, why in shared.kept.items():
+        key = (re.sub(r"\d+", "*", name), why)
+        alike[key] = alike.get(key, 0) + 1
+    return rows + [[f"whole on every rank: {name} ({count})", why] for (name, why), count in alike.items()]
+
+
 def summary_table(summary: Summary) -> str:
     """The table that ends a build."""
     rows = [
@@ -161,6 +175,7 @@ def summary_table(summary: Summary) -> str:
         *([f"near misses: {name}", f"{count}"] for name, count in summary.misses.items()),
         *_quantised(summary),
         *([f"graph {number}", why] for number, why in enumerate(summary.graphs, 2)),
+        *_shared_out(summary),
         ["buckets, each proved" + (" by a sample" if summary.sampled else ""), f"{summary.buckets}"],
         ["padding runs, each neutral", f"{summary.padding_runs}"],
         ["largest error against the original", f"{summary.max_abs_error:.2e}"],

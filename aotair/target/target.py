@@ -7,6 +7,7 @@ from importlib import resources
 import torch
 
 from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.format.mesh import is_collective
 
 _MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
 _LEAST_PACKED = 1 << 15  # numbers of a weight: below, a call costs more than its product
@@ -87,7 +88,7 @@ class Target:
         if _registered(op, "CompositeImplicitAutograd"):
             return True
         if self.kind == "npu" and op.namespace == "air":
-            return False  # `ops.host` has those that stand for ops of torch_npu
+            return is_collective(op.name())  # `ops.host` has those that stand for ops of torch_npu
         if self.kind == "cpu" or op.namespace == "air":
             return _registered(op, self.kind.upper())
         return op.namespace != "aten" or _name(op) in _kernels(self.kind)

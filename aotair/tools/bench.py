@@ -1,5 +1,6 @@
 """What a call costs, by bucket: the replay, the host's work around it, and the original model beside it."""
 
+import contextlib
 import functools
 import statistics
 import time
@@ -19,13 +20,14 @@ from aotair_runtime.weights.golden import golden_inputs
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """Milliseconds, but `host` in microseconds: the call without the replay. `eager` is None where not asked for."""
+    """Milliseconds, but `host` in microseconds: the call without the replay, None for a model of several ranks. `eager`
+    is None where not asked for."""
 
     entry: str
     bucket: str
     median: float
     p99: float
-    host: float
+    host: float | None
     eager: float | None
 
     def as_dict(self) -> dict[str, object]:
@@ -36,15 +38,24 @@ def measure(model: Model, originals: Mapping[str, Callable[..., object]], second
     """Measure every bucket on its golden inputs, spending about `seconds` on each.
 
     `originals` has what the original model calls, by entry point; nothing for those that are not to be compared. The
-    artifact and the original take turns, so that both see the same weather on the machine.
+    artifact and the original take turns, so that both see the same weather on the machine. Of several ranks this is the
+    first, which drives the others; they have to be in `Model.follow`.
     """
+    with contextlib.ExitStack() as stack:
+        caller = stack.enter_context(model.driver()) if model.program.mesh else model
+        yield from _measured(model, caller, originals, seconds)
+
+
+def _measured(
+    model: Model, caller: Any, originals: Mapping[str, Callable[..., object]], seconds: float
+) -> Iterator[BucketTimes]:
     golden = read_golden(model.artifact)
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
             names = [spec.name for spec in entry.inputs]
             given = golden_inputs(golden, entry, number, model.device)
             inputs: list[Any] = [tensor.tolist() if spec.host else tensor for spec, tensor in zip(entry.inputs, given)]
-            calls = [functools.partial(model.entry_points[entry.name], *inputs)]
+            calls = [functools.partial(getattr(caller, entry.name), *inputs)]
             if entry.name in originals:
                 calls.append(functools.partial(originals[entry.name], **dict(zip(names, inputs))))
             replays, *eager = _in_turns(calls, seconds, model.synchronize)
@@ -53,7 +64,7 @@ def measure(model: Model, originals: Mapping[str, Callable[..., object]], second
                 describe(entry, bucket.sizes),
                 statistics.median(replays) * 1e3,
                 _percentile(replays, 0.99) * 1e3,
-                _host_seconds(model, entry.name, inputs) * 1e6,
+                None if model.program.mesh else _host_seconds(model, entry.name, inputs) * 1e6,
                 statistics.median(eager[0]) * 1e3 if eager else None,
             )
 
@@ -63,7 +74,12 @@ def bench_table(rows: Sequence[BucketTimes]) -> str:
     head = ["bucket", "replay ms", "p99 ms", "host us"] + (["eager ms", "replay / eager"] if eager else [])
     lines = []
     for row in rows:
-        line = [f"{row.entry}: {row.bucket}", f"{row.median:.3f}", f"{row.p99:.3f}", f"{row.host:.1f}"]
+        line = [
+            f"{row.entry}: {row.bucket}",
+            f"{row.median:.3f}",
+            f"{row.p99:.3f}",
+            "" if row.host is None else f"{row.host:.1f}",
+        ]
         lines.append(line + ([f"{row.eager:.3f}", f"{row.median / row.eager:.2f}"] if row.eager else []))
     return table(head, lines)
 

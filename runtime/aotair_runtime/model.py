@@ -426,9 +426,15 @@ class Model:
         """Which of the ranks that run the artifact together this process is; 0 where there is one."""
         return 0 if self._party is None else self._party.rank
 
+    @property
+    def drives(self) -> bool:
+        """Whether this rank is the first of those that make each call together: rank 0, or the first of a replica where
+        the mesh has an axis along which nothing is said (`dp`)."""
+        return self._party is None or self._party.drives
+
     def driver(self) -> Driver:
-        """On rank 0: what makes calls on all ranks, whose processes wait in `follow`. One message goes to each of them
-        for a call, with its inputs."""
+        """On the rank that `drives`: what makes calls on all ranks, whose processes wait in `follow`. One message goes
+        to each of them for a call, with its inputs."""
         return Driver(self.program, self._ranked("driver"), self._several("driver"))
 
     def follow(self) -> int:
@@ -556,8 +562,7 @@ def _met(
     if settings.snapshot_on_error is not None:
         raise ArgumentError("snapshot_on_error is for models of one rank", fix="leave it out")
     with phases.phase("meet the other ranks"):
-        most = max(len(entry.dims) for entry in program.entry_points)
-        party = Processes(program.mesh, wish, device.kind, most)
+        party = Processes(program, wish, device.kind)
         digest = hashlib.sha256(folder.file(PROGRAM_FILE).content(MOST_PROGRAM_BYTES)).hexdigest()
         options = f"clone_input={settings.clone_input}, capture={settings.capture}, apart={settings.apart}"
         mine = here(digest, mesh_text(program.mesh), device.kind, options, str(torch.__version__), __version__)

@@ -18,12 +18,12 @@ _MOST_INLINE = 1 << 16  # bytes of inputs that travel with the message; larger o
 
 
 class Driver:
-    """Calls a model on all ranks, from rank 0: `driver(x)`, `driver.decode(x)`. `close`, or leaving a `with`, lets the
-    others return from `Model.follow`."""
+    """Calls a model on all ranks, from the first of them: `driver(x)`, `driver.decode(x)`. `close`, or leaving a
+    `with`, lets the others return from `Model.follow`."""
 
     def __init__(self, program: Program, entries: Mapping[str, RankedEntry], party: Party):
-        if party.rank != 0:
-            raise ArgumentError("rank 0 drives", got=f"rank {party.rank}", fix="call follow() on the other ranks")
+        if not party.drives:
+            raise ArgumentError("another rank drives this one", got=f"rank {party.rank}", fix="call follow() here")
         self._entries, self._wire, self._closed = dict(entries), Wire(program, party), False
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -60,8 +60,8 @@ class Driver:
 
 def follow(program: Program, entries: Mapping[str, RankedEntry], party: Party, device: torch.device) -> int:
     """Make the calls that rank 0 drives, until it ends them; gives how many."""
-    if party.rank == 0:
-        raise ArgumentError("rank 0 drives the others", fix="use driver() there")
+    if party.drives:
+        raise ArgumentError("this rank drives the others", got=f"rank {party.rank}", fix="use driver() here")
     wire, by_number, calls = Wire(program, party), {entry.number: entry for entry in entries.values()}, 0
     while (message := wire.receive(device)) is not None:
         number, values = message

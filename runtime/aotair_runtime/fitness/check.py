@@ -11,6 +11,7 @@ from ..artifact.open import check_bounds, file_of, opened
 from ..devices import KINDS, Device, Limits
 from ..errors import ArtifactError, DeviceError
 from ..format.limits import MOST_PROGRAM_BYTES
+from ..format.mesh import mesh_text, ranks_of
 from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..model import buckets_now
 from ..settings import Settings, settle
@@ -68,7 +69,7 @@ def check(
     finally:
         folder.close()
     found, row = find_device(program, device)
-    rows.append(row)
+    rows += [row, *_ranks(program)]
     if found is not None:
         wanted = buckets_now(program, settings.capture)
         rows += [*vendor_rows(program, found), *int8_row(program, found)]
@@ -85,6 +86,15 @@ def _refuse_unknown(device: object) -> None:
     kind, _, index = str(device).partition(":")
     if device is not None and (kind not in KINDS or (index and (kind == "cpu" or not index.isdecimal()))):
         raise DeviceError(f"unknown device {str(device)[:80]!r}", expected=" or ".join(KINDS) + ", with an index")
+
+
+def _ranks(program: Program) -> Iterator[Requirement]:
+    """How many processes load it together: started by whoever asks, so that nothing is missing here."""
+    if program.mesh:
+        count = ranks_of(program.mesh)
+        yield Requirement(
+            "ranks", f"{count}: {mesh_text(program.mesh)}", f"torchrun --nproc-per-node {count} starts them"
+        )
 
 
 def _signature(folder: Folder, trust: TrustPolicy | None) -> Iterator[Requirement]:

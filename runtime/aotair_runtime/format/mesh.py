@@ -1,10 +1,10 @@
 """Which part of a whole tensor does a rank have, and where does the rank lie in the mesh?"""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
-from .schema import Axis, Constant, Shard
+from .schema import Axis, Constant, GroupArg, Program, Shard
 
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "all_to_all")  # of the namespace air
 
@@ -39,6 +39,20 @@ def neighbours(mesh: Sequence[Axis], number: int) -> list[list[int]]:
         place = coordinates(mesh, rank)
         groups.setdefault((*place[:number], *place[number + 1 :]), []).append(rank)
     return list(groups.values())
+
+
+def partners(mesh: Sequence[Axis], axes: Collection[int], rank: int) -> list[int]:
+    """The ranks that differ from this one along some of these axes alone, in order: who makes each call with it."""
+    own = coordinates(mesh, rank)
+    fixed = [number for number in range(len(mesh)) if number not in axes]
+    places = [coordinates(mesh, other) for other in range(ranks_of(mesh))]
+    return [other for other, place in enumerate(places) if all(place[n] == own[n] for n in fixed)]
+
+
+def spoken_axes(program: Program) -> frozenset[int]:
+    """The axes along which the ranks meet in calls."""
+    args = (arg for item in program.instructions for arg in item.args)
+    return frozenset(arg.axis for arg in args if isinstance(arg, GroupArg))
 
 
 def mesh_text(mesh: Sequence[Axis]) -> str:

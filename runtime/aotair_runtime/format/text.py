@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..errors import in_line
+from .mesh import mesh_text, ranks_of, whole_shape
 from .prologue import as_program, follows_from
 from .schema import (
     Bucket,
@@ -11,6 +12,7 @@ from .schema import (
     DeviceArg,
     EntryPoint,
     Form,
+    GroupArg,
     HostArg,
     Instruction,
     Placement,
@@ -46,6 +48,11 @@ def summary(program: Program) -> str:
         f"{program.name}: for {need.device}, torch {need.torch_min} or newer (built with {need.torch_built})",
         f"{len(program.constants)} constants, {len(program.state)} states, arena {program.arena:,} bytes",
     ]
+    if program.mesh:
+        shared = sum(constant.shard is not None for constant in program.constants)
+        lines += [
+            f"for {ranks_of(program.mesh)} ranks together ({mesh_text(program.mesh)}), who share {shared} of them out"
+        ]
     if files := [f"{file.name} ({file.nbytes:,} bytes)" for file in program.files if "/" in file.name]:
         lines += [f"travelling along: {', '.join(files)}"]
     for entry in program.entry_points:
@@ -60,13 +67,20 @@ def weights_text(program: Program) -> str:
         nbytes = math.prod(constant.shape) * dtype(constant.dtype).itemsize
         others = [" = ".join(group) for group in constant.names if group != (constant.name,)]
         text = ", ".join(sources.get(constant.name, others))
-        what = f"{constant.dtype}{list(constant.shape)}"
+        what = f"{constant.dtype}{list(constant.shape)}{_share_text(program, constant)}"
         rows.append([constant.name, what, f"{nbytes:,}", constant.kind or "not recorded", text])
     lines = _table_lines(["tensor", "", "bytes", "kind", "of"], rows)
     for part in program.prologue.parts:
         own = as_program(program, part)
         lines += ["", *_bucket_lines(own, own.entry_points[0], part.bucket)]
     return "\n".join(map(in_line, lines))
+
+
+def _share_text(program: Program, constant: Constant) -> str:
+    """How ranks share a constant out, if they do."""
+    if (shard := constant.shard) is None:
+        return ""
+    return f", 1 of {shard.parts} of {list(whole_shape(constant))} along {program.mesh[shard.axis].name}"
 
 
 def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:
@@ -147,4 +161,6 @@ def _arg_text(arg: object) -> str:
         return f"the list of input {arg.input}"
     if isinstance(arg, WorkspaceArg):
         return f"workspace of op {arg.op}"
+    if isinstance(arg, GroupArg):
+        return f"the ranks along axis {arg.axis}"
     return arg.name if hasattr(arg, "name") else repr(arg)

@@ -12,8 +12,8 @@ from torch import distributed as dist
 
 from ..devices.groups import ProcessRanks, all_gather, forget, register
 from ..errors import AotairError, ClosedError, RankError
-from ..format.mesh import mesh_text, neighbours, ranks_of
-from ..format.schema import Axis
+from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
+from ..format.schema import Axis, Program
 from .members import Board, Member, prefixed
 
 TIMEOUT = 300.0  # seconds
@@ -35,9 +35,11 @@ class Wish:
 
 class Party(Protocol):
     """The ranks that run a program together, as one of them sees them: `rank`; `groups`: by axis of the mesh the name
-    of the group that collectives meet; `at_end`: what is called when they part because one of them failed."""
+    of the group that collectives meet; `drives`: whether it is the first of those that make each call together;
+    `at_end`: what is called when they part because one of them failed."""
 
     rank: int
+    drives: bool
     groups: tuple[str, ...]
     at_end: Callable[[], None]
 
@@ -55,17 +57,20 @@ class Party(Protocol):
 class Processes:
     """A party of processes, over torch.distributed."""
 
-    def __init__(self, mesh: Sequence[Axis], wish: Wish, device: str, most_sizes: int):
-        self.mesh, self._made = tuple(mesh), list[dist.ProcessGroup]()
-        self._most_sizes = most_sizes
+    def __init__(self, program: Program, wish: Wish, device: str):
+        self.mesh, self._made = program.mesh, list[dist.ProcessGroup]()
+        self._spoken = spoken_axes(program)
+        self._most_sizes = max(len(entry.dims) for entry in program.entry_points)
         self.at_end: Callable[[], None] = lambda: None
         self._timeout = timedelta(seconds=wish.timeout)
-        _join(mesh, self._timeout)
+        _join(self.mesh, self._timeout)
         world = wish.group or dist.group.WORLD
         assert world is not None
         self._members = dist.get_process_group_ranks(world)
         self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
-        _check_size(mesh, len(self._members))
+        _check_size(self.mesh, len(self._members))
+        self._callers = partners(self.mesh, self._spoken, self.rank)
+        self.drives = self.rank == self._callers[0]
         name = f"aotair/{'-'.join(map(str, self._members))}/{next(_loads)}"
         store = prefixed(dist.distributed_c10d._get_default_store(), name, wish.timeout)
         self.board = Board(store, self.rank, len(self._members), wish.timeout)
@@ -75,11 +80,11 @@ class Processes:
         """Compare what each rank came with, then connect the groups. Raises RankError, on every rank."""
         self.board.meet(mine)
         with self._named_failures():
-            self._control = self._group(range(len(self._members)), "gloo")
+            self._control = self._group(self._callers, "gloo")
             names = []
             for number, axis in enumerate(self.mesh):
-                own = next(ranks for ranks in neighbours(self.mesh, number) if self.rank in ranks)
-                names.append(register(ProcessRanks(self._group(own, self._backend)), axis.name))
+                own = self._group(partners(self.mesh, {number}, self.rank), self._backend)
+                names.append(register(ProcessRanks(own), axis.name))
             self.groups = tuple(names)
 
     def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
@@ -102,7 +107,7 @@ class Processes:
         if any(one[0] == _FAILED for one in said):
             raise RankError(f"the ranks cannot go on together: {self.board.culprits(_GRACE)}")
         dims = max(len(sizes), self._most_sizes if what == REFUSED else 0)
-        texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in enumerate(said)]
+        texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in zip(self._callers, said, strict=True)]
         raise RankError(
             "the ranks were called differently, and none of them has run",
             expected="the same entry point with inputs of the same sizes on every rank",
@@ -135,7 +140,7 @@ class Processes:
             raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
         length = 1 + self._most_sizes
         word = torch.tensor([*mine, *[0] * (length - len(mine))], dtype=torch.int64, device="cpu")
-        heard = word.new_empty(self.board.size * length)
+        heard = word.new_empty(len(self._callers) * length)
         with self._named_failures():
             all_gather(heard, word, group=self._control)
         said: list[list[int]] = heard.view(-1, length).tolist()
@@ -164,7 +169,7 @@ class Processes:
         )
 
     def broadcast(self, word: torch.Tensor) -> None:
-        """Rank 0's `word`, on the host, becomes that of all."""
+        """The word of the rank that drives, on the host, becomes that of all that make its calls."""
         with self._named_failures():
             dist.broadcast(word, group=self._control, group_src=0)
 

@@ -1,0 +1,117 @@
+"""What the processes of tests/runtime/test_ranks.py do. `python rank_scenarios.py SCENARIO FOLDER ARGUMENT …`"""
+
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+import aotair_runtime as aotair
+from aotair_runtime.errors import AotairError, OutputHeldWarning
+from aotair_runtime.weights.golden import replay_golden
+
+RANK = int(os.environ.get("RANK", 0))
+warnings.filterwarnings("ignore", category=OutputHeldWarning)
+
+
+def refused(call) -> str:
+    """The class of the error that a call ends in, and what it says."""
+    try:
+        call()
+    except AotairError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def ids(batch: int, seq: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(24, (batch, seq), generator=torch.Generator().manual_seed(seed))
+
+
+def calls(folder: Path, artifact: str) -> object:
+    """Calls of all sizes; calls that differ; what a rank refuses; what one rank drives; the golden tensors."""
+    found: dict[str, object] = {}
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+        sizes = [(batch, seq) for batch in (1, 2, 3) for seq in (1, 4)]
+        found["answers"] = [model(ids(*size, n)).tolist() for n, size in enumerate(sizes)]
+        found["differ"] = refused(lambda: model(ids(1 + model.rank, 4)))
+        found["refused"] = refused(lambda: model(ids(9 if model.rank else 1, 4)))
+        found["dtype"] = refused(lambda: model(ids(1, 4).float()))
+        model.reset_state()
+        found["again"] = model(ids(1, 1)).tolist()
+        model.reset_state()
+        if model.drives:
+            with model.driver() as driver:
+                found["driven"] = [driver(ids(*size, n)).tolist() for n, size in enumerate(sizes)]
+                found["misfit"] = refused(lambda: driver(ids(9, 4)))
+        else:
+            found["followed"] = model.follow()
+        found["golden"] = [result.within for result in replay_golden(model)]
+        promised = next(item.nbytes for item in model.promise.items if item.name == "weights")
+        found["weights"] = [promised, sum(tensor.nbytes for tensor in model._resident.constants)]
+        found["profile"] = refused(model.profile)
+    found["closed"] = refused(lambda: model(ids(1, 1)))
+    return found
+
+
+def reloads(folder: Path, artifact: str, other: str, broken: str) -> object:
+    """Another checkpoint, whole, on every rank; then one that a rank alone cannot read."""
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+        places = [tensor.data_ptr() for tensor in model._resident.constants]
+        before = model(ids(2, 4)).tolist()
+        model.load_weights(other)
+        after = model(ids(2, 4)).tolist()
+        failed = refused(lambda: model.load_weights(broken if model.rank else other))
+        model.reset_state()
+        kept = model(ids(2, 4)).tolist()
+        stayed = places == [tensor.data_ptr() for tensor in model._resident.constants]
+        captures = model.stats().captures
+    return {"before": before, "after": after, "failed": failed, "kept": kept, "stayed": stayed, "captures": captures}
+
+
+def meets(folder: Path, *artifacts: str) -> object:
+    """A load of an artifact of each rank's own."""
+    start = time.monotonic()
+    found = refused(lambda: aotair.load(artifacts[RANK % len(artifacts)], rank_timeout=10).close())
+    return {"error": found, "seconds": time.monotonic() - start}
+
+
+def loses(folder: Path, artifact: str, lost: str, how: str) -> object:
+    """Calls until a rank does not come any more: it ends, or stands still."""
+    model = aotair.load(artifact, rank_timeout=4, enable_output_clone=True)
+    for number in range(5):
+        model(ids(1, 4, number))
+    if model.rank == int(lost):
+        if how == "ends":
+            os._exit(3)
+        (folder / "ready").write_text(str(os.getpid()))
+        time.sleep(30)
+    start = time.monotonic()
+    error = refused(lambda: [model(ids(1, 4)) for _ in range(1000)])
+    return {"error": error, "seconds": time.monotonic() - start, "after": refused(lambda: model(ids(1, 4)))}
+
+
+def random_calls(folder: Path, artifact: str, count: str) -> object:
+    """Calls of random sizes, each rank after random delays; every so often a rank refuses, or is called otherwise."""
+    import random
+
+    alike, own = random.Random(1), random.Random(f"delays of {RANK}")
+    answers, refusals = [], 0
+    with aotair.load(artifact, rank_timeout=60, enable_output_clone=True) as model:
+        for number in range(int(count)):
+            batch, seq, odd = alike.randint(1, 3), alike.randint(1, 4), alike.random() < 0.05
+            time.sleep(own.random() * 0.002)
+            model.reset_state()
+            if odd:
+                refusals += bool(refused(lambda b=batch, s=seq: model(ids(b % 3 + 1 if model.rank else b, s))))
+            else:
+                answers.append([number, batch, seq, model(ids(batch, seq, number)).double().sum().item()])
+    return {"answers": answers, "refusals": refusals}
+
+
+if __name__ == "__main__":
+    _, scenario, place, *rest = sys.argv
+    result = globals()[scenario](Path(place), *rest)
+    (Path(place) / f"said{RANK}.json").write_text(json.dumps(result))

@@ -1,0 +1,47 @@
+"""Several processes that are ranks, as torchrun would start them: `started`, and what each of them wrote, `said`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import ROOT
+
+LIMIT = 120  # seconds, after which something hangs
+
+
+def started(count: int, scenario: str, folder: Path, *args: object) -> list[subprocess.Popen]:
+    """`count` processes, each of which calls `scenario` of `rank_scenarios` with its folder and `args`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    made = []
+    for rank in range(count):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        own = {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, ROOT / "tests" / "rank_scenarios.py", scenario, folder, *map(str, args)]
+        with (folder / f"log{rank}").open("w") as log:
+            made.append(subprocess.Popen(command, env={**os.environ, **place, **own}, stdout=log, stderr=log))
+    return made
+
+
+def said(processes: Sequence[subprocess.Popen], folder: Path, expected: int = 0) -> list[Any]:
+    """What each process wrote, in order, once all have ended; None for one that wrote nothing."""
+    try:
+        codes = [process.wait(LIMIT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    logs = "\n".join((folder / f"log{rank}").read_text() for rank in range(len(processes)))
+    assert sum(code != 0 for code in codes) == expected, f"{codes}\n{logs}"
+    files = [folder / f"said{rank}.json" for rank in range(len(processes))]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

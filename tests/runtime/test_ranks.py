@@ -1,0 +1,126 @@
+"""Artifacts of several ranks, in processes of their own over Gloo: answers, agreement, other weights, and who is lost."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from cases import RECIPES
+from models import Shared
+from rank_scenarios import ids
+from ranks import said, started
+
+import aotair
+from aotair.model.load import load_model
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
+from aotair_runtime.errors import RankError
+from aotair_runtime.memory.sizes import tensor_bytes
+
+SIZES = [(batch, seq) for batch in (1, 2, 3) for seq in (1, 4)]
+
+
+def original() -> torch.nn.Module:
+    """What the artifact was built of."""
+    return load_model(job_of(parse_recipe(RECIPES["shared"] | {"mesh": {}, "parallel": "auto"})))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return aotair.build(RECIPES["shared"], tmp_path_factory.mktemp("ranks") / "shared.aotair")
+
+
+def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, tmp_path: Path):
+    first, second = said(started(2, "calls", tmp_path, shared), tmp_path)
+    model = original()
+    for number, size in enumerate(SIZES):
+        want = model(ids(*size, number))
+        for answers in (first["answers"], second["answers"], first["driven"]):
+            torch.testing.assert_close(torch.tensor(answers[number]), want, atol=1e-5, rtol=1e-5)
+    assert first["answers"] == second["answers"]
+    for one in (first, second):
+        assert "called differently" in one["differ"] and "rank 1: entry point 0, sizes [2, 4]" in one["differ"]
+        assert one["dtype"].startswith("DTypeError") and one["closed"].startswith("ClosedError")
+        assert one["golden"] == [True, True] and one["weights"][0] == one["weights"][1]
+        assert "one rank" in one["profile"]
+    assert first["refused"].startswith("RankError") and "rank 1: refused its inputs" in first["refused"]
+    assert second["refused"].startswith("ShapeError") and first["again"] == second["again"]
+    assert second["followed"] == len(SIZES) and first["misfit"].startswith("ShapeError")
+
+
+def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: Path):
+    torch.manual_seed(9)
+    model = Shared()
+    other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
+    safetensors.torch.save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, other)
+    broken.write_bytes(other.read_bytes()[:-100])
+    first, second = said(started(2, "reloads", tmp_path, shared, other, broken), tmp_path)
+    want = model(ids(2, 4))
+    for one in (first, second):
+        torch.testing.assert_close(torch.tensor(one["after"]), want, atol=1e-5, rtol=1e-5)
+        assert one["kept"] == one["after"] != one["before"] and one["stayed"] and one["captures"] == 2
+    assert second["failed"].startswith("WeightsError")
+    assert first["failed"].startswith("RankError") and "rank 1 failed: reading the weights" in first["failed"]
+
+
+def test_a_rank_that_came_with_something_else_is_named_by_all(shared: Path, tmp_path: Path):
+    other = aotair.build(RECIPES["shared"] | {"buckets": {"batch": [2], "seq": [4]}}, tmp_path / "other.aotair")
+    for one in said(started(2, "meets", tmp_path / "odd", shared, other), tmp_path / "odd"):
+        assert one["error"].startswith("RankError") and "came with another artifact" in one["error"]
+        assert one["seconds"] < 10
+
+
+def test_another_number_of_ranks_than_the_mesh_has(shared: Path, tmp_path: Path):
+    for one in said(started(3, "meets", tmp_path, shared), tmp_path):
+        assert "for another number of ranks" in one["error"] and "expected: 2 (tp=2)" in one["error"]
+
+
+def test_a_process_that_is_alone(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RankError, match="this process is alone") as caught:
+        aotair.load(shared)
+    assert "torchrun --nproc-per-node 2" in caught.value.fix
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_ends_is_named_at_once(shared: Path, tmp_path: Path, lost: int):
+    found = said(started(2, "loses", tmp_path, shared, lost, "ends"), tmp_path, expected=1)
+    one = found[1 - lost]
+    assert one["error"].startswith("RankError") and f"rank {lost} is gone" in one["error"]
+    assert one["seconds"] < 4 and one["after"].startswith("ClosedError")
+
+
+def test_a_rank_that_stands_still_is_named_within_the_time_that_was_asked_for(shared: Path, tmp_path: Path):
+    processes = started(2, "loses", tmp_path, shared, 1, "stands")
+    end = time.monotonic() + 60
+    while not (tmp_path / "ready").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    processes[0].wait(60)
+    processes[1].kill()
+    one = said(processes, tmp_path, expected=1)[0]
+    assert one["error"].startswith("RankError") and "rank 1 did not answer within 4 s" in one["error"]
+    assert one["seconds"] < 15 and one["after"].startswith("ClosedError")
+
+
+def test_random_sizes_and_delays(shared: Path, tmp_path: Path):
+    first, second = said(started(2, "random_calls", tmp_path, shared, 200), tmp_path)
+    assert first == second and first["refusals"] > 0
+    model = original()
+    for number, batch, seq, total in first["answers"]:
+        model.calls.zero_()
+        assert abs(model(ids(batch, seq, number)).double().sum().item() - total) < 1e-3
+
+
+def test_what_a_rank_holds_is_its_part(shared: Path):
+    from aotair_runtime.artifact.open import open_artifact
+
+    zero, one = (open_artifact(shared, rank) for rank in (0, 1))
+    sizes = {c.name: tensor_bytes(c) for c in zero.program.constants}
+    for constant, mine, other in zip(zero.program.constants, zero.constants, one.constants, strict=True):
+        assert mine.shape == other.shape == constant.shape and mine.nbytes == sizes[constant.name]
+        whole = constant.shard is None
+        assert torch.equal(mine, other) == whole, constant.name
