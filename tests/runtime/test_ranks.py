@@ -1,4 +1,4 @@
-"""Artifacts of several ranks, in processes of their own over Gloo: answers, agreement, other weights, and who is lost."""
+"""Artifacts of several ranks, in processes over Gloo: answers, agreement, other weights, and who is lost."""
 
 import os
 import signal

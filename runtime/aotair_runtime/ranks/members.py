@@ -86,6 +86,23 @@ class Board:
                     fix=f"look at {self.members[odd[0]].place}",
                 )
 
+    def tell(self, what: str, text: str) -> None:
+        """Write something that others `hear`."""
+        self._store.set(f"{what}/{self.rank}", text)
+
+    def hear(self, what: str, ranks: Sequence[int]) -> dict[int, str]:
+        """What these ranks tell, once all have. Raises RankError where one does not."""
+        said, silent = self._read(what, self.timeout, of=ranks)
+        if silent:
+            raise RankError(
+                f"{_ranks(silent)} did not go on with the load", expected=f"an answer in {self.timeout:g} s"
+            )
+        return said
+
+    def is_gone(self) -> bool:
+        """Whether the process of a rank on this host has ended."""
+        return bool(self._gone())
+
     def report(self, text: str, own: bool) -> None:
         """Say that this rank goes on no more; `own`: for a reason of its own, not because others did not come."""
         try:
@@ -115,12 +132,16 @@ class Board:
         return [] if mine is None else [r for r, m in self.members.items() if m.host == mine.host and _ended(m.pid)]
 
     def _read(
-        self, what: str, seconds: float, enough: Callable[[str], bool] | None = None
+        self,
+        what: str,
+        seconds: float,
+        enough: Callable[[str], bool] | None = None,
+        of: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], list[int]]:
         """What each rank has written under a name, waiting so long for all of them, and who has not."""
-        end, said = time.monotonic() + seconds, dict[int, str]()
+        end, said, pause = time.monotonic() + seconds, dict[int, str](), 0.001
         while True:
-            missing = [rank for rank in range(self.size) if rank not in said]
+            missing = [rank for rank in (range(self.size) if of is None else of) if rank not in said]
             try:
                 found = [rank for rank in missing if self._store.check([f"{what}/{rank}"])]
                 said |= {rank: self._store.get(f"{what}/{rank}").decode() for rank in found}
@@ -129,7 +150,8 @@ class Board:
             missing = [rank for rank in missing if rank not in said]
             if not missing or time.monotonic() >= end or (enough and any(map(enough, said.values()))):
                 return said, missing
-            time.sleep(_POLL if seconds > 1 else 0.001)
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL)
 
 
 def _is_own(text: str) -> bool:

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +17,7 @@ from ..errors import AotairError, ClosedError, RankError
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
 from .members import Board, Member, prefixed
+from .words import Words, opened, shared
 
 TIMEOUT = 300.0  # seconds
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
@@ -68,6 +71,7 @@ class Processes:
         assert world is not None
         self._members = dist.get_process_group_ranks(world)
         self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
+        self._words: Words | None = None
         _check_size(self.mesh, len(self._members))
         self._callers = partners(self.mesh, self._spoken, self.rank)
         self.drives = self.rank == self._callers[0]
@@ -86,6 +90,25 @@ class Processes:
                 own = self._group(partners(self.mesh, {number}, self.rank), self._backend)
                 names.append(register(ProcessRanks(own), axis.name))
             self.groups = tuple(names)
+        self._words = self._shared_words()
+
+    def _shared_words(self) -> Words | None:
+        """Memory that all ranks of a call see; None where they are on several hosts, or in several containers."""
+        first, length, made = self._callers[0], 1 + self._most_sizes, None
+        if self.rank == first:
+            made = shared(len(self._callers), length)
+            self.board.tell("words", json.dumps(None if made is None else made[1:]))
+            memory = None if made is None else made[0]
+        else:
+            told = json.loads(self.board.hear("words", [first])[first])
+            memory = None if told is None else opened(*told)
+        self.board.tell("sees", str(memory is not None))
+        seen = self.board.hear("sees", self._callers)
+        if made is not None:
+            os.unlink(made[1])
+        if memory is None or any(text != "True" for text in seen.values()):
+            return None
+        return Words(memory, self._callers.index(self.rank), len(self._callers), length)
 
     def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         members = [self._members[rank] for rank in ranks]
@@ -139,12 +162,16 @@ class Processes:
         if self._closed:
             raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
         length = 1 + self._most_sizes
+        if self._words is not None:
+            said = [*mine, *[0] * (length - len(mine))]
+            with self._named_failures():
+                return self._words.exchange(said, self._timeout.total_seconds(), self.board.is_gone)
         word = torch.tensor([*mine, *[0] * (length - len(mine))], dtype=torch.int64, device="cpu")
         heard = word.new_empty(len(self._callers) * length)
         with self._named_failures():
             all_gather(heard, word, group=self._control)
-        said: list[list[int]] = heard.view(-1, length).tolist()
-        return said
+        found: list[list[int]] = heard.view(-1, length).tolist()
+        return found
 
     @contextlib.contextmanager
     def _named_failures(self) -> Iterator[None]:
@@ -187,6 +214,8 @@ class Processes:
             return
         self._closed = True
         forget(self.groups)
+        if self._words is not None:
+            self._words.close()
         for made in self._made:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the others may be gone already
                 dist.destroy_process_group(made)

@@ -131,8 +131,9 @@ FAULTS = {
     ),
     "a maximum for a sum": (
         styles.Summed,
-        lambda self, x: torch.ops.air.all_reduce(torch.nn.functional.linear(x, self.weight), "max", self.place.name)
-        + self.bias,
+        lambda self, x: (
+            torch.ops.air.all_reduce(torch.nn.functional.linear(x, self.weight), "max", self.place.name) + self.bias
+        ),
     ),
     "rows of other ranks that are not masked": (
         styles.LookedUp,

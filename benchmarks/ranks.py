@@ -1,0 +1,192 @@
+"""Artifacts of several ranks, in processes on this machine over Gloo: tokens, sizes, meeting, lost ranks.
+
+Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost`; `--models` for
+the tokens; `--losses N` ranks that are killed or stopped at random calls.
+"""
+
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers as tf
+
+import aotair
+from aotair_runtime.artifact.open import read_program
+from aotair_runtime.memory.sizes import tensor_bytes
+
+from .common import Row, options, report
+from .decoder_models import DECODERS, seeded
+from .decoders import ENTRIES, LENGTHS, TOKENS, _theirs
+
+MODELS: dict[str, Sequence[Mapping[str, int]]] = {
+    "llama": ({"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}),
+    "qwen3_moe": ({"tp": 2}, {"tp": 4}, {"ep": 2}),
+    "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}),
+}
+SMALL = Path(__file__).parent.parent / "tests" / "models.py"
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--only", choices=[*_PARTS], action="append")
+    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*DECODERS])
+    parser.add_argument("--losses", type=int, default=20)
+    given = parser.parse_args()
+    tf.utils.logging.set_verbosity_error()
+    tf.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for part in given.only or _PARTS for row in _PARTS[part](Path(folder), given)]
+    report(rows, given.json)
+
+
+def ranks(count: int, what: str, artifact: Path, out: Path, *more: object, limit: float = 300) -> list[Any]:
+    """What each of `count` processes found; None for one that did not come to its end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.ranks_node", what, artifact, "--out", out, *map(str, more)]
+    here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    made = []
+    for rank in range(count):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        made.append(subprocess.Popen(command, env=here | place, stderr=subprocess.DEVNULL))
+    end = time.monotonic() + limit
+    for process in made:
+        try:
+            process.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    files = [out.with_suffix(f".{rank}.json") for rank in range(count)]
+    found = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    for file in files:
+        file.unlink(missing_ok=True)
+    return found
+
+
+def _decoder(folder: Path, name: str, mesh: Mapping[str, int]) -> tuple[Path, float]:
+    """The artifact of a decoder over a mesh, and the seconds of its build."""
+    checkpoint = folder / name
+    if not checkpoint.exists():
+        seeded(DECODERS[name]()).save_pretrained(checkpoint)
+    start, out = time.perf_counter(), folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
+    recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
+    aotair.build({**recipe, "entry_points": ENTRIES, "mesh": dict(mesh)}, out)
+    return out, time.perf_counter() - start
+
+
+def _tokens(folder: Path, given: Any) -> Iterator[Row]:
+    from examples.generate import some_prompts
+
+    for name in given.models:
+        model, prompts = seeded(DECODERS[name]()), some_prompts(256, LENGTHS)
+        model.generation_config.eos_token_id = None
+        want = [_theirs(model, prompt) for prompt in prompts]
+        for mesh in MODELS.get(name, ({"tp": 2},)):
+            artifact, seconds = _decoder(folder, name, mesh)
+            said = ranks(_count(mesh), "tokens", artifact, folder / "said")
+            wrong = [TOKENS * len(prompts) if one is None else _unlike(one["tokens"], want) for one in said]  # by rank
+            row = Row(
+                f"{name} {dict(mesh)}: wrong tokens of 512, any rank", 0, max(wrong), "", f"built in {seconds:.0f} s"
+            )
+            print(f"{row.what}: {row.value}", flush=True)
+            yield row
+
+
+def _unlike(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> int:
+    return sum(a != b for ours, theirs in zip(got, want) for a, b in zip(ours, theirs))
+
+
+def _sizes(folder: Path, given: Any) -> Iterator[Row]:
+    """Of the largest of the models: what a rank holds, what the disk holds, how long a build takes."""
+    one, alone = _decoder(folder, "llama", {"tp": 1})
+    four, together = _decoder(folder, "llama", {"tp": 4})
+    mine = ranks(4, "tokens", four, folder / "said")[0]["weights"]
+    whole = ranks(1, "tokens", one, folder / "said")[0]["weights"]
+    twice = _replicated(four)
+    bytes_ = [sum(file.stat().st_size for file in path.rglob("*.safetensors")) for path in (one, four)]
+    yield Row("bytes of a tp 4 artifact, against tp 1", 1.02, bytes_[1] / bytes_[0], "×")
+    what = "weights of a rank, tp 4, against tp 1; the bound with what more than one rank has"
+    yield Row(what, 0.27 + twice / whole, mine / whole, "×", f"{twice:,} bytes of {mine:,}: norms, heads of keys")
+    yield Row("build of tp 4, against tp 1", 1.5, together / alone, "×", f"{alone:.0f} and {together:.0f} s")
+
+
+def _replicated(artifact: Path) -> int:
+    """The bytes that a rank has of what others have too: of a part of two ranks the half."""
+    program = read_program(artifact)
+    ranks_ = _count({axis.name: axis.size for axis in program.mesh})
+    parts = {constant: 1 if constant.shard is None else constant.shard.parts for constant in program.constants}
+    return sum(tensor_bytes(constant) * (ranks_ - count) // ranks_ for constant, count in parts.items())
+
+
+def _meet(folder: Path, given: Any) -> Iterator[Row]:
+    for count in (2, 4, 8):
+        said = ranks(count, "meet", _small(folder, count), folder / "said")
+        meeting = max(one["meeting"] for one in said)
+        agreement = statistics.median(one["agreement"] for one in said)
+        yield Row(f"meeting, {count} ranks", 0.3, meeting, "s", "beyond torch's own rendezvous")
+        yield Row(f"agreement on a bucket, {count} ranks", 100, agreement, "us", f"{os.cpu_count()} processors")
+
+
+def _calls(folder: Path, given: Any) -> Iterator[Row]:
+    said = ranks(4, "calls", _small(folder, 4), folder / "said", "--count", 1000)
+    want = ranks(1, "calls", _small(folder, 1), folder / "said", "--count", 1000)[0]["answers"]
+    hung = sum(one is None for one in said)
+    far = [abs(a[2] - b[2]) > 1e-3 for one in said if one for a, b in zip(one["answers"], want)]
+    yield Row("1,000 calls of random sizes and delays, 4 ranks: hung", 0, hung)
+    yield Row("… wrong, on any rank", 0, sum(far) + (4 - hung) * 1000 - len(far))
+
+
+def _lost(folder: Path, given: Any) -> Iterator[Row]:
+    chance, artifact = random.Random(0), _small(folder, 4)
+    hung = unnamed = wrong = 0
+    seconds: list[float] = []
+    for _ in range(given.losses):
+        lost, at, how = chance.randrange(4), chance.randrange(40), chance.choice(["kill", "stop"])
+        options_ = ("--lost", lost, "--at", at, "--how", how)
+        said = ranks(4, "lost", artifact, folder / "said", *options_, limit=40)
+        for rank, one in enumerate(said):
+            if rank != lost:
+                hung += one is None
+                unnamed += one is not None and f"rank {lost} " not in one["error"]
+                wrong += 0 if one is None else one["wrong"]
+                seconds += [] if one is None else [one["seconds"]]
+    of = f"of {given.losses} losses"
+    yield Row(f"ranks killed or stopped at random: hung beyond the limit, {of}", 0, hung)
+    yield Row("… that did not name the lost one", 0, unnamed)
+    yield Row("… wrong numbers", 0, wrong)
+    yield Row("… seconds until the last rank says so; 3 is how long a rank is waited for", 12, max(seconds), "s")
+
+
+def _small(folder: Path, count: int) -> Path:
+    """A model of a few numbers, so that what is left is what the ranks say to each other."""
+    out = folder / f"small{count}.aotair"
+    if not out.exists():
+        ids = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 24], "pad": "any"}
+        styles = {"embed": "vocabulary", "up": "colwise", "down": "rowwise", "head": "gathered"}
+        recipe = {"name": "small", "model": {"factory": f"{SMALL}:Shared"}, "inputs": {"ids": ids}}
+        aotair.build(
+            {**recipe, "buckets": {"batch": [1, 3], "seq": [4]}, "mesh": {"tp": count}, "parallel": styles}, out
+        )
+    return out
+
+
+def _count(mesh: Mapping[str, int]) -> int:
+    count = 1
+    for size in mesh.values():
+        count *= size
+    return count
+
+
+_PARTS = {"tokens": _tokens, "sizes": _sizes, "meet": _meet, "calls": _calls, "lost": _lost}
+
+if __name__ == "__main__":
+    main()
