@@ -8,7 +8,6 @@ import contextlib
 import mmap
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,12 +74,14 @@ def shared(count: int, length: int) -> tuple[mmap.mmap, str, str] | None:
     """Memory for such ranks, the file by which others open it, and what they find there; None where there is none."""
     nbytes = _TOKEN + 2 * count * 8 * (length + 2)
     with contextlib.suppress(OSError):
-        descriptor, path = tempfile.mkstemp(prefix="aotair-", dir=FOLDER)
+        token = os.urandom(_TOKEN // 2).hex()
+        path = FOLDER / f"aotair-{os.getpid()}-{os.urandom(8).hex()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.truncate(descriptor, nbytes)
-            memory, token = mmap.mmap(descriptor, nbytes), os.urandom(_TOKEN // 2).hex()
+            memory = mmap.mmap(descriptor, nbytes)
             memory[:_TOKEN] = token.encode()
-            return memory, path, token
+            return memory, str(path), token
         finally:
             os.close(descriptor)
     return None
