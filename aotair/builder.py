@@ -12,6 +12,7 @@ from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.mesh import mesh_text
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
+from aotair_runtime.format.torch_names import dtype
 
 from . import fusion
 from .debugger.debug import Begun, debug_recipe
@@ -28,10 +29,11 @@ from .lower.bodies import defining_packages
 from .model.arguments import in_signatures_order
 from .model.hidden_state import refuse_hidden_state
 from .model.histories import Beginning
-from .model.load import load_model
+from .model.load import load_model, make_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
 from .pack import check_written, lay_down, pack, take_along, written_aside
+from .parallel.own import shares_itself
 from .parallel.split import Split, split
 from .passes import pipeline
 from .passes.observer import Observer
@@ -230,9 +232,20 @@ def _begun(
         with clock.stage("export"):
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
-            shared = split(model, job.mesh, job.parallel, job.where)
-            exported = _exported(shared.model, job, observer)
+            with _shared(model, job) as shared:
+                exported = _exported(shared.model, job, observer)
         yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place)
+
+
+def _shared(model: torch.nn.Module, job: Job) -> contextlib.AbstractContextManager[Split]:
+    """The model as rank 0 has it, for as long as it is exported."""
+    if job.parallel == "model":
+        return shares_itself(lambda mesh: _cast(make_model(job, mesh), job), model, job.mesh, job.where)
+    return contextlib.nullcontext(split(model, job.mesh, job.parallel, job.where))
+
+
+def _cast(model: torch.nn.Module, job: Job) -> torch.nn.Module:
+    return model.eval() if job.model.dtype is None else model.eval().to(dtype(job.model.dtype))
 
 
 @dataclass(frozen=True)

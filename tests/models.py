@@ -605,3 +605,37 @@ class Shared(torch.nn.Module):
         x = x + torch.tanh(self.of_all(x)) * self.norm
         self.calls.add_(1)
         return self.head(x) + self.calls
+
+
+class SharesItself(torch.nn.Module):
+    """A model that calls functional collectives of torch itself: with a mesh it has one rank's parts."""
+
+    def __init__(self, mesh=None, wrong: str = ""):
+        super().__init__()
+        ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank("tp"))
+        self.mesh, self.rank, self.wrong = mesh, rank, wrong
+        made = torch.randn(8, 16) if wrong != "values" else torch.randn(8 // ranks, 16).repeat(ranks, 1) + rank
+        self.up = torch.nn.Parameter(made.chunk(ranks)[rank].clone())
+        self.down = torch.nn.Parameter(torch.randn(16, 8).chunk(ranks, 1)[rank].clone())
+        self.both = torch.nn.Parameter(torch.randn(4, 16).view(2, 2, 16).chunk(ranks, 1)[rank].reshape(-1, 16).clone())
+        self.norm = torch.nn.Parameter(torch.rand(16))
+        self.register_buffer("place", torch.full((1,), float(rank)), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed import _functional_collectives as collectives
+
+        group, y = (self.mesh, 0), torch.relu(x @ self.up.T) @ self.down.T
+        if self.wrong == "number":
+            y = y + (self.rank + 1 if self.mesh is not None else 3)
+        if self.mesh is not None:
+            y = collectives.all_reduce(torch.where(self.place > 0, y + self.place, y + 1), "sum", group) - 2
+        gate, value = (x @ self.both.T).chunk(2, -1)
+        own = torch.sigmoid(gate) * value
+        if self.mesh is not None:
+            own = collectives.all_gather_tensor(own, own.dim() - 1, group)
+            parts = collectives.all_gather_tensor(y.flatten(0, -2), 0, group)
+            y = (
+                collectives.reduce_scatter_tensor(parts, "avg" if self.wrong == "op" else "sum", 0, group).view_as(y)
+                / 2
+            )
+        return y * self.norm + own.sum(-1, keepdim=True)

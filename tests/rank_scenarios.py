@@ -87,10 +87,14 @@ def loses(folder: Path, artifact: str, lost: str, how: str) -> object:
         if how == "ends":
             os._exit(3)
         (folder / "ready").write_text(str(os.getpid()))
-        time.sleep(30)
+        time.sleep(30 if how == "stands" else 1)
     start = time.monotonic()
     error = refused(lambda: [model(ids(1, 4)) for _ in range(1000)])
-    return {"error": error, "seconds": time.monotonic() - start, "after": refused(lambda: model(ids(1, 4)))}
+    found = {"error": error, "seconds": time.monotonic() - start, "after": refused(lambda: model(ids(1, 4)))}
+    if how == "pauses":
+        with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+            found["again"] = model(ids(2, 4)).tolist()
+    return found
 
 
 def random_calls(folder: Path, artifact: str, count: str) -> object:

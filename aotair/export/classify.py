@@ -22,6 +22,7 @@ from ..graph.user_line import source
 from ..graph.verify import refuse_unsupported
 from ..model.aliases import refuse_layouts
 from ..ops import air
+from ..parallel.world import in_own_words
 from ..recipe.entry import EntryJob
 from .auto_functionalized import decompose
 from .dims import Symbols, to_expr, to_tree
@@ -33,14 +34,20 @@ from .keywords import keywords
 _UNSTORABLE = frozenset({torch.complex32, torch.complex128})
 
 
+def _said_plainly(module: torch.fx.GraphModule, where: str) -> None:
+    """Without what other libraries say in words of their own. Raises UnsupportedError for what cannot be said."""
+    resolve_views(module)
+    air.in_plain_words(module.graph)
+    in_own_words(module.graph, where)
+    decompose(module)
+    refuse_unsupported(module, where)
+
+
 def classify(program: ExportedProgram, model: torch.nn.Module, job: EntryJob) -> Exported:
     """The graph of an entry point's method. Raises UnsupportedError where it cannot be an artifact's."""
     signature = program.graph_signature
     module = torch.fx.GraphModule(program.graph_module, program.graph_module.graph)
-    resolve_views(module)
-    air.in_plain_words(module.graph)
-    decompose(module)
-    refuse_unsupported(module, job.where)
+    _said_plainly(module, job.where)
     places = _with_lasting_names(module)
     placeholders = _inputs(program)
     inputs = {name: places[placeholders[word]] for name, word in keywords(job).items()}

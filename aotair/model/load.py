@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def load_model(job: Job) -> torch.nn.Module:
 
     The factory runs with torch's random state set to `verify.seed`. Raises ModelError.
     """
-    model = _made(job) if job.given is None else _copied(job.given, job)
+    model = make_model(job, None) if job.given is None else _copied(job.given, job)
     if not isinstance(model, torch.nn.Module):
         raise ModelError(
             "model.factory: returned no model",
@@ -50,12 +51,13 @@ def load_model(job: Job) -> torch.nn.Module:
     return model
 
 
-def _made(job: Job) -> object:
-    """What the factory returns."""
+def make_model(job: Job, mesh: object) -> Any:
+    """What the factory returns; one that shares its model out itself is given a mesh, of None the whole model."""
     assert job.factory is not None, "a job has a factory or a model"
     torch.manual_seed(job.seed)
+    more = {"mesh": mesh} if job.parallel == "model" else {}
     try:
-        return job.factory(**job.model.kwargs)
+        return job.factory(**job.model.kwargs, **more)
     except AotairError:
         raise
     except Exception as error:

@@ -422,9 +422,10 @@ class Recipe(Part):
         description="ranks that run the artifact together, by axis: {tp: 4}, {dp: 2, tp: 2}; the last axis varies "
         "fastest from rank to rank",
     )
-    parallel: Literal["auto"] | dict[str, str] = Field(
+    parallel: Literal["auto", "model"] | dict[str, str] = Field(
         default="auto",
-        description="how modules are shared out over the mesh: auto, as transformers' model says; or names of modules, "
+        description="how modules are shared out over the mesh: auto, as transformers' model says; model: by the "
+        "factory, called as factory(mesh=MESH) for each rank, with mesh=None for the whole; or names of modules, "
         "with * and ?, to colwise, rowwise, vocabulary, gathered, rowwise_of_all, expert, expert_width, replicate, of "
         "the axis tp (experts: ep, where there is one) or STYLE@AXIS",
     )
@@ -438,9 +439,11 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _shared_out(self) -> "Recipe":
-        if not self.mesh and isinstance(self.parallel, dict):
+        if not self.mesh and self.parallel != "auto":
             raise ValueError("parallel says how modules are shared out over ranks: add mesh, as mesh: {tp: 2}")
-        if "pp" in self.mesh:
+        if self.parallel == "model" and self.model.factory is None:
+            raise ValueError("parallel: model is for a factory, which is called with a mesh: name it in model.factory")
+        if self.parallel != "model" and "pp" in self.mesh:
             raise ValueError("mesh.pp: stages of a pipeline are not built; share out widths (tp) and experts (ep)")
         if math.prod(self.mesh.values()) > 1 << 16:
             raise ValueError("mesh: at most 65536 ranks")

@@ -95,15 +95,31 @@ def test_a_rank_that_ends_is_named_at_once(shared: Path, tmp_path: Path, lost: i
 
 def test_a_rank_that_stands_still_is_named_within_the_time_that_was_asked_for(shared: Path, tmp_path: Path):
     processes = started(2, "loses", tmp_path, shared, 1, "stands")
-    end = time.monotonic() + 60
-    while not (tmp_path / "ready").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    os.kill(processes[1].pid, signal.SIGSTOP)
+    stop(processes[1].pid, tmp_path)
     processes[0].wait(60)
     processes[1].kill()
     one = said(processes, tmp_path, expected=1)[0]
     assert one["error"].startswith("RankError") and "rank 1 did not answer within 4 s" in one["error"]
     assert one["seconds"] < 15 and one["after"].startswith("ClosedError")
+
+
+def stop(pid: int, folder: Path) -> None:
+    """Let a process that says that it is ready stand still."""
+    end = time.monotonic() + 60
+    while not (folder / "ready").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_ranks_that_lost_each_other_load_again_in_the_same_processes(shared: Path, tmp_path: Path):
+    processes = started(2, "loses", tmp_path, shared, 1, "pauses")
+    stop(processes[1].pid, tmp_path)
+    time.sleep(12)  # longer than a rank is waited for, and than the other one looks for who is to blame
+    os.kill(processes[1].pid, signal.SIGCONT)
+    first, second = said(processes, tmp_path)
+    assert "rank 1 did not answer" in first["error"] and second["error"].startswith("RankError")
+    assert first["again"] == second["again"]
+    torch.testing.assert_close(torch.tensor(first["again"]), original()(ids(2, 4)), atol=1e-5, rtol=1e-5)
 
 
 def test_random_sizes_and_delays(shared: Path, tmp_path: Path):

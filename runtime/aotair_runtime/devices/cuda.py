@@ -1,8 +1,11 @@
 """NVIDIA GPUs, through torch.cuda."""
 
+from datetime import timedelta
 from types import ModuleType
 
 import torch
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Store
 
 from ..errors import RequirementError
 from .accelerator import Accelerator
@@ -29,6 +32,13 @@ class _Vendor:
 
     def stop_allocating(self, index: int, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(index, pool)
+
+
+def connect(store: Store, rank: int, size: int, timeout: timedelta) -> object:
+    """This process's end of a connection by NCCL."""
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
 class CUDA(Accelerator):

@@ -1,12 +1,15 @@
 """Whom do the collectives of a loaded model meet? Groups of ranks by name."""
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, Protocol
 
 from torch import Tensor
-from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Store
 
 
 class Group(Protocol):
@@ -67,16 +70,11 @@ def group(name: str) -> Group:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 _REDUCE_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "product": dist.ReduceOp.PRODUCT,
+    "sum": c10d.ReduceOp.SUM,
+    "max": c10d.ReduceOp.MAX,
+    "min": c10d.ReduceOp.MIN,
+    "product": c10d.ReduceOp.PRODUCT,
 }
-
-
-# torch 2.13 has other names for the same.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class PartedError(RuntimeError):
@@ -92,23 +90,52 @@ def _met() -> Iterator[None]:
 
 
 class ProcessRanks:
-    """A process group of torch.distributed: Gloo, NCCL or HCCL."""
+    """Processes, each with one end of a connection: Gloo, NCCL or HCCL, as torch.distributed has them. They are not
+    among its named groups: names are used again once a group is gone, and ranks may not agree on when that is."""
 
-    def __init__(self, made: dist.ProcessGroup):
-        self._group, self.size = made, made.size()
+    def __init__(self, end: Any):  # a c10d.Backend, of which torch's stubs know little
+        self._end, self.size = end, int(end.size())
 
     def all_reduce(self, x: Tensor, reduce: str) -> None:
+        options: Any = c10d.AllreduceOptions()
+        options.reduceOp = _REDUCE_OPS[reduce]
         with _met():
-            dist.all_reduce(x, _REDUCE_OPS[reduce], group=self._group)
+            self._end.allreduce([x], options).wait()
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         with _met():
-            all_gather(out, x, group=self._group)
+            self._end._allgather_base(out, x).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduce: str) -> None:
+        options: Any = c10d.ReduceScatterOptions()
+        options.reduceOp = _REDUCE_OPS[reduce]
         with _met():
-            _reduce_scatter(out, x, _REDUCE_OPS[reduce], group=self._group)
+            self._end._reduce_scatter_base(out, x, options).wait()
 
     def all_to_all(self, out: Tensor, x: Tensor) -> None:
         with _met():
-            dist.all_to_all_single(out, x, group=self._group)
+            self._end.alltoall_base(out, x, [], [], c10d.AllToAllOptions()).wait()
+
+    def broadcast(self, x: Tensor) -> None:
+        """The first rank's `x` becomes that of all."""
+        with _met():
+            self._end.broadcast([x], c10d.BroadcastOptions()).wait()
+
+    def close(self) -> None:
+        """Let go of the connection: whoever waits at another end fails."""
+        with contextlib.suppress(RuntimeError):  # not every kind can end what is under way, or has to
+            self._end.abort()
+        del self._end
+
+
+def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
+    """Connect these processes for tensors on the host; `store` is theirs alone."""
+    return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
+
+
+def connect(kind: str, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
+    """The same for tensors on a kind of device."""
+    if kind == "cpu":
+        return gloo(store, rank, size, timeout)
+    module = importlib.import_module(f".{kind}", __package__)
+    return ProcessRanks(module.connect(store, rank, size, timeout))

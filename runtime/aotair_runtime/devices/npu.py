@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import Store
 
 from ..errors import RequirementError
 from .accelerator import Accelerator
@@ -91,6 +93,18 @@ class _Casts:
 
     def copy_whole(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
         self._ops.copy_memory_(into, tensor)  # as many bytes as the storage has, where it is in a private format
+
+
+def connect(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """This process's end of a connection by HCCL, made and used once: its communicator comes with the first call, and
+    no capture may hold that."""
+    from torch_npu._C import _distributed_c10d as hccl
+
+    options = hccl.ProcessGroupHCCL.Options()
+    options._timeout = timeout
+    made = hccl.ProcessGroupHCCL(store, rank, size, options)
+    made.allreduce([torch.zeros(1, device="npu")]).wait()
+    return made
 
 
 class NPU(Accelerator):

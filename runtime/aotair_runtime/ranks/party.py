@@ -11,8 +11,9 @@ from typing import Protocol
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
-from ..devices.groups import ProcessRanks, all_gather, forget, register
+from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ClosedError, RankError
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
@@ -23,7 +24,6 @@ TIMEOUT = 300.0  # seconds
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
 REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
 _MOST_SHOWN = 8
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _loads = itertools.count()
 
 
@@ -61,7 +61,7 @@ class Processes:
     """A party of processes, over torch.distributed."""
 
     def __init__(self, program: Program, wish: Wish, device: str):
-        self.mesh, self._made = program.mesh, list[dist.ProcessGroup]()
+        self.mesh, self._made = program.mesh, list[ProcessRanks]()
         self._spoken = spoken_axes(program)
         self._most_sizes = max(len(entry.dims) for entry in program.entry_points)
         self.at_end: Callable[[], None] = lambda: None
@@ -69,28 +69,35 @@ class Processes:
         _join(self.mesh, self._timeout)
         world = wish.group or dist.group.WORLD
         assert world is not None
-        self._members = dist.get_process_group_ranks(world)
+        members = dist.get_process_group_ranks(world)
         self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
         self._words: Words | None = None
-        _check_size(self.mesh, len(self._members))
+        _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, self._spoken, self.rank)
         self.drives = self.rank == self._callers[0]
-        name = f"aotair/{'-'.join(map(str, self._members))}/{next(_loads)}"
-        store = prefixed(dist.distributed_c10d._get_default_store(), name, wish.timeout)
-        self.board = Board(store, self.rank, len(self._members), wish.timeout)
-        self._device, self._backend = device, _BACKENDS[device]
+        name = f"aotair/{'-'.join(map(str, members))}/{next(_loads)}"
+        self._store = prefixed(dist.distributed_c10d._get_default_store(), name, wish.timeout)
+        self.board = Board(self._store, self.rank, len(members), wish.timeout)
+        self._device = device
 
     def meet(self, mine: Member) -> None:
         """Compare what each rank came with, then connect the groups. Raises RankError, on every rank."""
         self.board.meet(mine)
         with self._named_failures():
-            self._control = self._group(self._callers, "gloo")
+            self._control = self._connected("calls", self._callers, "cpu")
             names = []
             for number, axis in enumerate(self.mesh):
-                own = self._group(partners(self.mesh, {number}, self.rank), self._backend)
-                names.append(register(ProcessRanks(own), axis.name))
+                others = partners(self.mesh, {number}, self.rank)
+                names.append(register(self._connected(axis.name, others, self._device), axis.name))
             self.groups = tuple(names)
         self._words = self._shared_words()
+
+    def _connected(self, name: str, ranks: Sequence[int], device: str) -> ProcessRanks:
+        """These ranks, connected to each other."""
+        store = PrefixStore(f"{name}/{'-'.join(map(str, ranks))}", self._store)
+        made = connect(device, store, ranks.index(self.rank), len(ranks), self._timeout)
+        self._made.append(made)
+        return made
 
     def _shared_words(self) -> Words | None:
         """Memory that all ranks of a call see; None where they are on several hosts, or in several containers."""
@@ -109,14 +116,6 @@ class Processes:
         if memory is None or any(text != "True" for text in seen.values()):
             return None
         return Words(memory, self._callers.index(self.rank), len(self._callers), length)
-
-    def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
-        members = [self._members[rank] for rank in ranks]
-        made: dist.ProcessGroup = dist.new_group(
-            members, timeout=self._timeout, backend=backend, use_local_synchronization=True
-        )
-        self._made.append(made)
-        return made
 
     # ---- agreement ------------------------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class Processes:
         word = torch.tensor([*mine, *[0] * (length - len(mine))], dtype=torch.int64, device="cpu")
         heard = word.new_empty(len(self._callers) * length)
         with self._named_failures():
-            all_gather(heard, word, group=self._control)
+            self._control.all_gather(heard, word)
         found: list[list[int]] = heard.view(-1, length).tolist()
         return found
 
@@ -198,7 +197,7 @@ class Processes:
     def broadcast(self, word: torch.Tensor) -> None:
         """The word of the rank that drives, on the host, becomes that of all that make its calls."""
         with self._named_failures():
-            dist.broadcast(word, group=self._control, group_src=0)
+            self._control.broadcast(word)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -217,8 +216,7 @@ class Processes:
         if self._words is not None:
             self._words.close()
         for made in self._made:
-            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the others may be gone already
-                dist.destroy_process_group(made)
+            made.close()
         self._made.clear()
 
 

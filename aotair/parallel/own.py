@@ -1,0 +1,123 @@
+"""A model that shares itself out: its factory is called for each rank with a mesh, and what is found there is compared
+with the whole model, which the same factory makes without one."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from aotair_runtime.artifact.checkpoint import same_bytes
+from aotair_runtime.format.mesh import coordinates, joined, part_of, ranks_of
+from aotair_runtime.format.schema import Axis, Shard
+
+from ..errors import ModelError
+from .split import Part, Split
+from .world import world
+
+_MOST_BLOCKS = 3  # of one dimension, each cut apart: query, key and value in one weight
+Make = Callable[[object], nn.Module]
+
+
+@contextlib.contextmanager
+def shares_itself(make: Make, model: nn.Module, mesh: Sequence[Axis], where: str) -> Iterator[Split]:
+    """Within, rank 0's model can be exported. `make` is the factory with the mesh as its only argument; `model` the
+    whole one, with the weights that the artifact will have. Raises ModelError where a rank's tensor is no part of the
+    whole."""
+    whole = make(None)
+    ranks: list[dict[str, Tensor]] = []
+    for rank in range(1, ranks_of(mesh)):
+        with world(mesh, rank, where) as place:
+            ranks.append(_tensors(make(place), where))
+    with world(mesh, 0, where) as place:
+        own = make(place)
+        named = [_tensors(own, where), *ranks]
+        kept = _tensors(whole, where)  # but for what no checkpoint has, and each rank may have for itself
+        kept = {name: tensor for name, tensor in kept.items() if name in whole.state_dict()}
+        shards = _shards(kept, named, mesh, where)
+        values = _tensors(model, where)
+        parts = {name: Part(_whole(name, values, named, shard, mesh), shard) for name, shard in shards.items()}
+        _put(own, values, parts)
+        yield Split(own, parts, tuple(mesh), {}, {"by the model itself": len(parts)})
+
+
+def _tensors(model: nn.Module, where: str) -> dict[str, Tensor]:
+    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for name, tensor in found.items():
+        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+            raise ModelError(
+                f"mesh: {name} is a {type(tensor).__name__}, which torch.export does not take",
+                where=where,
+                expected="plain tensors, those that the rank has",
+                fix="keep the local part, tensor.to_local(), in a module that calls functional collectives; or leave "
+                "sharing out to the recipe: parallel: {PATTERN: STYLE}",
+            )
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _shards(
+    whole: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]], mesh: Sequence[Axis], where: str
+) -> dict[str, Shard]:
+    """How each tensor of the ranks is cut; nothing for one that all have alike."""
+    found: dict[str, Shard] = {}
+    for name, mine in ranks[0].items():
+        if any(name not in one or one[name].shape != mine.shape for one in ranks):
+            raise ModelError(f"mesh: not every rank has a {name} {list(mine.shape)}", where=where)
+        values = [one[name] for one in ranks]
+        if name in whole and whole[name].shape == mine.shape and same_bytes([whole[name], *values]):
+            continue
+        if name not in whole and same_bytes(values):
+            continue
+        shard = _fitting(whole.get(name), values, mesh)
+        if shard is None:
+            raise ModelError(
+                f"mesh: {name} of the ranks is no part of the whole model's",
+                where=where,
+                expected="with mesh=None the factory makes the whole model, and with a mesh the same numbers in parts: "
+                "equal pieces of one dimension, in the order of the ranks along one axis",
+                got=f"{list(mine.shape)} on each rank, {list(whole[name].shape) if name in whole else 'nothing'} there",
+                fix="cut what is made alike on every rank, tensor.chunk(ranks)[rank]; what a rank has for itself is a "
+                "buffer, with persistent=False",
+            )
+        found[name] = shard
+    return found
+
+
+def _fitting(whole: Tensor | None, values: Sequence[Tensor], mesh: Sequence[Axis]) -> Shard | None:
+    """The way to cut the whole that gives each rank its value; without a whole, one behind the other."""
+    places = [coordinates(mesh, rank) for rank in range(len(values))]
+    for number, axis in enumerate(mesh):
+        along = [values[next(r for r, p in enumerate(places) if p[number] == place)] for place in range(axis.size)]
+        if not all(same_bytes((along[place[number]], value)) for place, value in zip(places, values)):
+            continue
+        for dim in range(values[0].dim()):
+            for blocks in range(1, _MOST_BLOCKS + 1 if whole is not None else 2):
+                shard = Shard(number, dim, axis.size, blocks)
+                if values[0].shape[dim] % blocks:
+                    continue
+                made = joined(along, shard)
+                if whole is None or (made.shape == whole.shape and same_bytes((made, whole))):
+                    return shard
+    return None
+
+
+def _whole(
+    name: str, values: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]], shard: Shard, mesh: Sequence[Axis]
+) -> Tensor:
+    """The whole tensor with the weights that the artifact will have: the model's, or what the ranks alone have."""
+    step = ranks_of(mesh[shard.axis + 1 :])
+    made = joined([ranks[place * step][name] for place in range(shard.parts)], shard)
+    return values[name].clone() if name in values and values[name].shape == made.shape else made
+
+
+def _put(own: nn.Module, values: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
+    """Give rank 0's model its parts of the weights that the artifact will have."""
+    for name, tensor in _named(own):
+        value = part_of(parts[name].whole, parts[name].shard, 0) if name in parts else values.get(name)
+        if value is not None and value.shape == tensor.shape:
+            tensor.data = value.clone() if name in parts else value
+    own.eval().requires_grad_(False)
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

@@ -1,0 +1,68 @@
+"""Models that share themselves out: their factory is given a mesh, and they call functional collectives of torch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from cases import MODELS
+from models import SharesItself
+
+import aotair
+from aotair.errors import ModelError, ProofError, RecipeError
+from aotair.prove.prove import all_on_host
+from aotair_runtime.artifact.open import open_artifact, read_program
+from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.format.schema import Shard
+
+RECIPE = {
+    "name": "own",
+    "model": {"factory": f"{MODELS}:SharesItself"},
+    "inputs": {"x": {"shape": ["n", 16], "dtype": "float32"}},
+    "buckets": {"n": [2, 6]},
+    "mesh": {"tp": 2},
+    "parallel": "model",
+}
+
+
+def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(tmp_path: Path):
+    path = aotair.build(RECIPE, tmp_path / "a.aotair")
+    program = read_program(path)
+    shards = {constant.name: constant.shard for constant in program.constants}
+    assert shards["up"] == Shard(0, 0, 2) and shards["down"] == Shard(0, 1, 2) and shards["norm"] is None
+    assert shards["both"] == Shard(0, 0, 2, blocks=2)
+    names = {op.name.partition(".")[0] for op in program.ops if op.name.startswith("air::")}
+    assert {name.rstrip("_") for name in names} == {"air::all_reduce", "air::all_gather", "air::reduce_scatter"}
+    torch.manual_seed(0)
+    model, x = SharesItself(), torch.randn(6, 16)
+    with all_on_host(open_artifact(path), Allowed()) as ranks:
+        torch.testing.assert_close(ranks.entry_points["forward"].flat([x])[0], model(x), atol=1e-4, rtol=1e-5)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ("values", ModelError, "up of the ranks is no part of the whole model's"),
+        ("number", ProofError, "not the original model's|answer differently"),
+    ],
+)
+def test_a_model_that_is_not_the_whole_one(tmp_path: Path, wrong: str, error: type, text: str):
+    kwargs = {"factory": RECIPE["model"]["factory"], "kwargs": {"wrong": wrong}}
+    with pytest.raises(error, match=text):
+        aotair.build(RECIPE | {"model": kwargs}, tmp_path / "a.aotair")
+    assert not torch.distributed.is_initialized() and not list(tmp_path.iterdir())
+
+
+def test_a_build_in_a_process_that_is_a_rank_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ModelError, match="has a process group already"):
+        aotair.build(RECIPE, tmp_path / "a.aotair")
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [({"mesh": {}}, "add mesh"), ({"model": {"pretrained": "x", "task": "text-generation"}}, "parallel: model is for")],
+)
+def test_a_wrong_recipe(tmp_path: Path, parts: dict, text: str):
+    with pytest.raises(RecipeError, match=text):
+        aotair.build(RECIPE | parts, tmp_path / "a.aotair")
