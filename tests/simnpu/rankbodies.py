@@ -10,7 +10,12 @@ import torch.distributed as dist
 
 F = torch.ops._c10d_functional
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64)
-REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
+REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
 
 
 def _rank() -> int:
@@ -137,12 +142,18 @@ def calls(count: int) -> dict:
         "all_reduce": (lambda x: _in_place(x, dist.all_reduce), total),
         "all_reduce async": (lambda x: _in_place(x, lambda y: dist.all_reduce(y, async_op=True).wait()), total),
         "ProcessGroup.allreduce": (lambda x: _in_place(x, lambda y: group.allreduce([y], opts).wait()), total),
-        "Backend.allreduce": (lambda x: _in_place(x, lambda y: group._get_backend(own).allreduce([y], opts).wait()), total),
+        "Backend.allreduce": (
+            lambda x: _in_place(x, lambda y: group._get_backend(own).allreduce([y], opts).wait()),
+            total,
+        ),
         "c10d.allreduce_": (
             lambda x: _in_place(x, lambda y: c10d.allreduce_([y], group.boxed(), boxed(), None)[1].wait()),
             total,
         ),
-        "all_gather_into_tensor": (lambda x: _into(n * count, lambda o: dist.all_gather_into_tensor(o, x)), every.view(-1)),
+        "all_gather_into_tensor": (
+            lambda x: _into(n * count, lambda o: dist.all_gather_into_tensor(o, x)),
+            every.view(-1),
+        ),
         "ProcessGroup._allgather_base": (
             lambda x: _into(n * count, lambda o: group._allgather_base(o, x).wait()),
             every.view(-1),
@@ -316,29 +327,17 @@ def host_goes_on() -> list[float]:
         return y * 1
 
     graph, found = _capture(body)
-    ready = torch.zeros(1)
+    ready, host = torch.zeros(1), dist.new_group(list(range(_size())), backend="gloo")
     if _rank() == 0:
         graph.replay()
     dist.broadcast(ready, 0)
     if _rank() == 0:
-        dist.barrier(group=_host_group())  # meanwhile nobody calls the device here
+        dist.barrier(group=host)  # of the hosts: meanwhile nobody calls the device here
         return found.cpu().tolist()
     graph.replay()
     torch.npu.synchronize()
-    dist.barrier(group=_host_group())
+    dist.barrier(group=host)
     return found.cpu().tolist()
-
-
-_host = []
-
-
-def _host_group():
-    return _host[-1]
-
-
-def make_host_group() -> None:
-    """A group of gloo alone, whose barrier does not touch the device."""
-    _host.append(dist.new_group(list(range(_size())), backend="gloo"))
 
 
 def counters() -> tuple[int, int, int, int]:
@@ -451,3 +450,66 @@ def no_memory_for_buffers() -> None:
 def unaligned_list() -> None:
     """all_gather into a list whose tensors are no multiple of 32 bytes: torch_npu pads them by a kernel of its own."""
     dist.all_gather([torch.zeros(3, device="npu") for _ in range(_size())], torch.ones(3, device="npu"))
+
+
+def messages_differ() -> None:
+    """Rank 1 expects more than rank 0 sends, in a batch, which is sent by the group's own communicator."""
+    x = torch.ones(8 if _rank() == 1 else 4, device="npu")
+    operations = {0: [dist.P2POp(dist.isend, x, 1)], 1: [dist.P2POp(dist.irecv, x, 0)]}.get(_rank(), [])
+    dist.all_reduce(torch.ones(4, device="npu"))
+    for work in dist.batch_isend_irecv(operations) if operations else []:
+        work.wait()
+    torch.npu.synchronize()
+
+
+def kernel_fails_on(rank: int) -> None:
+    """One rank's replay ends in the middle of a collective, because a kernel beside it fails."""
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+    dist.all_reduce(x)
+    host = dist.new_group(list(range(_size())), backend="gloo")
+
+    def fail() -> None:
+        if _rank() == rank:
+            raise ValueError("planned")
+
+    def body():
+        main = torch.npu.current_stream()
+        work = dist.all_reduce(x, async_op=True)
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            simnpu.launch(fail)
+        main.wait_stream(side)
+        work.wait()
+
+    graph, _ = _capture(body)
+    if _rank() == rank:
+        graph.replay()  # alone: its collective has begun, and cannot end before the kernel fails
+    dist.barrier(group=host)
+    if _rank() != rank:
+        graph.replay()  # it has the values of the one that failed
+        torch.npu.synchronize()
+        graph.replay()
+    try:
+        torch.npu.synchronize()
+    finally:
+        simnpu.take_failure()
+
+
+def graph_outlives_its_group() -> None:
+    """Its communicator is gone; the error says so, and spoils nothing else."""
+    group, x = dist.new_group(list(range(_size()))), torch.ones(4, device="npu")
+    dist.all_reduce(x, group=group)
+    graph, _ = _capture(lambda: dist.all_reduce(x, group=group))
+    dist.destroy_process_group(group)
+    graph.replay()
+    torch.npu.synchronize()
+
+
+def reduce_without_device() -> None:
+    """A collective and the replay of one, on one rank alone."""
+    x = torch.ones(4, device="npu")
+    graph, _ = _capture(lambda: dist.all_reduce(x))
+    with simnpu.null_device():
+        dist.all_reduce(x)
+        graph.replay()
+        torch.npu.synchronize()

@@ -33,8 +33,8 @@ MOST_STREAMS, MOST_EVENTS = 2048, 65536  # a device's, and the simulator's at it
 CALLS_THAT_CAN_FAIL = frozenset({
     "aclmdlRICaptureBegin", "aclmdlRICaptureEnd", "aclmdlRIExecuteAsync", "aclrtMalloc", "aclrtCreateStream",
     "aclrtCreateEvent", "sim_launch",
-    "HcclCommInitRootInfoConfig", "HcclGetCommAsyncError", "HcclAllReduce", "HcclReduce", "HcclBroadcast", "HcclAllGather",
-    "HcclReduceScatter", "HcclScatter", "HcclAlltoAll", "HcclAlltoAllV", "HcclSend", "HcclRecv",
+    "HcclCommInitRootInfoConfig", "HcclGetCommAsyncError", "HcclAllReduce", "HcclReduce", "HcclBroadcast",
+    "HcclAllGather", "HcclReduceScatter", "HcclScatter", "HcclAlltoAll", "HcclAlltoAllV", "HcclSend", "HcclRecv",
 })  # fmt: skip
 _null = False
 
@@ -80,7 +80,7 @@ def pending() -> int:
 
 
 def reserved_bytes() -> int:
-    """Device memory that communicators take for their buffers; it counts against `memory_limit`, not in `live_bytes`."""
+    """Device memory that communicators keep for buffers: it counts against `memory_limit`, but not in `live_bytes`."""
     return cann.sim_reserved_bytes()
 
 

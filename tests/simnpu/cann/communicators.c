@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include "hccl.h"
 
-enum { ROOT_MAGIC = 0x51AC0DE5, PAGE = 4096, MILLION = 1000000, DEFAULT_BUFFER = 200, BUFFER_NOT_SET = -1 };
+enum { ROOT_MAGIC = 0x51AC0DE5, PAGE = 4096, DEFAULT_BUFFER = 200, BUFFER_NOT_SET = -1 };
 typedef struct { uint32_t magic; pid_t pid; int descriptor; uint32_t serial; } root_info_t;
 typedef struct { char head[24]; int32_t buffer_size, deterministic; char name[NAME_BYTES]; } config_t; /* its start */
 
@@ -38,7 +38,9 @@ double seconds(void) {
 
 /* ---- the shared memory ------------------------------------------------------------------------------------------- */
 static size_t values_start(void) { return (sizeof(board_t) + PAGE - 1) / PAGE * PAGE; }
-static char *room(const communicator_t *c, size_t index) { return (char *)c->board + values_start() + index * most_bytes; }
+static char *room(const communicator_t *c, size_t index) {
+  return (char *)c->board + values_start() + index * most_bytes;
+}
 static size_t shared_bytes(uint32_t ranks) { return values_start() + (size_t)(2 * ranks + ranks * ranks) * most_bytes; }
 
 char *mailbox(const communicator_t *c, uint32_t rank, uint64_t number) { return room(c, 2 * rank + (number & 1)); }
@@ -144,7 +146,8 @@ static size_t buffers(const config_t *config) {
   return 2 * (size_t)size * 1024 * 1024;
 }
 
-hccl_result HcclCommInitRootInfoConfig(uint32_t ranks, const void *info, uint32_t rank, const void *given, handle *result) {
+hccl_result HcclCommInitRootInfoConfig(uint32_t ranks, const void *info, uint32_t rank, const void *given,
+                                       handle *result) {
   const config_t *config = given;
   root_info_t root;
   memcpy(&root, info, sizeof root);

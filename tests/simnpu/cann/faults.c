@@ -1,4 +1,4 @@
-/* What does the device refuse? Limits on streams and events, failures that a test asks for, and the text of an error. */
+/* What does the device refuse, and what does it say? Limits on streams and events, failures that a test asks for. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -50,7 +50,8 @@ static hccl_result collective(handle communicator, call_t call, const void *from
 hccl_result HcclAllReduce(void *from, void *to, uint64_t count, int type, int reduction, handle c, handle stream) {
   return collective(c, (call_t){ALL_REDUCE, type, reduction, 0, count}, from, to, stream);
 }
-hccl_result HcclReduce(void *from, void *to, uint64_t count, int type, int reduction, uint32_t root, handle c, handle stream) {
+hccl_result HcclReduce(void *from, void *to, uint64_t count, int type, int reduction, uint32_t root, handle c,
+                       handle stream) {
   return collective(c, (call_t){REDUCE, type, reduction, (int32_t)root, count}, from, to, stream);
 }
 hccl_result HcclBroadcast(void *buffer, uint64_t count, int type, uint32_t root, handle c, handle stream) {
@@ -76,7 +77,8 @@ static uint64_t *in_bytes(const uint64_t *parts[4], uint32_t ranks, size_t width
   return bytes;
 }
 
-static hccl_result exchange(handle communicator, call_t call, const void *from, void *to, const uint64_t *parts[4], handle stream) {
+static hccl_result exchange(handle communicator, call_t call, const void *from, void *to, const uint64_t *parts[4],
+                            handle stream) {
   communicator_t *c = communicator_of(communicator);
   hccl_result refused = verdict_on(c, &call);
   if (refused) return refused;
@@ -88,15 +90,16 @@ static hccl_result exchange(handle communicator, call_t call, const void *from, 
   return launch(op, stream);
 }
 
-hccl_result HcclAlltoAllV(const void *from, const void *send_counts, const void *send_offsets, int type, const void *to,
-                          const void *receive_counts, const void *receive_offsets, int receive_type, handle c, handle stream) {
+hccl_result HcclAlltoAllV(const void *from, const void *send_counts, const void *send_offsets, int type,
+                          const void *to, const void *receive_counts, const void *receive_offsets, int receive_type,
+                          handle c, handle stream) {
   const uint64_t *parts[4] = {send_counts, send_offsets, receive_counts, receive_offsets};
   LOCKED;
   if (type != receive_type) return HCCL_PARAMETER;
   return exchange(c, (call_t){.kind = ALL_TO_ALL_V, .type = type}, from, (void *)to, parts, stream);
 }
-hccl_result HcclAlltoAll(const void *from, uint64_t count, int type, const void *to, uint64_t receive_count, int receive_type,
-                         handle c, handle stream) {
+hccl_result HcclAlltoAll(const void *from, uint64_t count, int type, const void *to, uint64_t receive_count,
+                         int receive_type, handle c, handle stream) {
   uint64_t counts[MOST_RANKS], offsets[MOST_RANKS];
   const uint64_t *parts[4] = {counts, offsets, counts, offsets};
   for (uint32_t q = 0; q < MOST_RANKS; q++) counts[q] = count, offsets[q] = q * count;

@@ -130,9 +130,11 @@ static void reduce(const communicator_t *c, size_t offset) {
   const operation_t *op = c->flight.operation;
   size_t bytes = op->call.count * size_of_type(op->call.type);
   if (!bytes) return;
-  memcpy(op->receive, mailbox(c, 0, c->flight.number) + offset, bytes);
-  for (uint32_t q = 1; q < c->ranks; q++)
-    reduce_into(op->call.type, op->call.reduction, op->receive, mailbox(c, q, c->flight.number) + offset, op->call.count);
+  for (uint32_t q = 0; q < c->ranks; q++) {
+    const char *theirs = mailbox(c, q, c->flight.number) + offset;
+    if (q) reduce_into(op->call.type, op->call.reduction, op->receive, theirs, op->call.count);
+    else memcpy(op->receive, theirs, bytes);
+  }
 }
 
 static void take_parts(const communicator_t *c) {
@@ -177,7 +179,8 @@ static bool parts_differ(communicator_t *c) {
     uint64_t expected = c->flight.operation->bytes[2 * n + q];
     if (sent != expected)
       return fail(c, "in %s rank %u sends %lu bytes to rank %u, which expects %lu from it",
-                  name_of_kind(c->flight.operation->call.kind), q, (unsigned long)sent, c->rank, (unsigned long)expected);
+                  name_of_kind(c->flight.operation->call.kind), q, (unsigned long)sent, c->rank,
+                  (unsigned long)expected);
   }
   return false;
 }
