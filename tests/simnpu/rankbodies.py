@@ -122,90 +122,104 @@ def _in_place(x: torch.Tensor, call) -> torch.Tensor:
     return copy
 
 
-def _wait(call) -> torch.Tensor:
-    return F.wait_tensor(call) + 0
+class Expected:
+    """What calls with `count` values on each rank give this rank; `count` divides by the number of ranks."""
+
+    def __init__(self, count: int):
+        self.count, self.size, self.rank = count, _size(), _rank()
+        self.part = count // self.size
+        self.every = _all(count)
+        self.total = self.every.sum(0)
+        self.mine = slice(self.rank * self.part, (self.rank + 1) * self.part)
+        self.gathered = self.every.view(-1)
+        self.exchanged = self.every.view(self.size, self.size, self.part)[:, self.rank].reshape(-1)
+
+
+def sums(e: Expected) -> dict:
+    """all_reduce, in each of the ways to call it."""
+    group, c10d, boxed, opts = dist.group.WORLD, torch.ops.c10d, torch.classes.c10d.ReduceOp, dist.AllreduceOptions()
+    backend = group._get_backend(torch.device("npu"))
+    ways = {
+        "all_reduce": dist.all_reduce,
+        "all_reduce async": lambda y: dist.all_reduce(y, async_op=True).wait(),
+        "ProcessGroup.allreduce": lambda y: group.allreduce([y], opts).wait(),
+        "Backend.allreduce": lambda y: backend.allreduce([y], opts).wait(),
+        "c10d.allreduce_": lambda y: c10d.allreduce_([y], group.boxed(), boxed(), None)[1].wait(),
+    }
+    return {name: (lambda x, way=way: _in_place(x, way), e.total) for name, way in ways.items()}
+
+
+def gathers(e: Expected) -> dict:
+    """all_gather and reduce_scatter."""
+    group, whole = dist.group.WORLD, e.size * e.count
+    return {
+        "all_gather_into_tensor": (lambda x: _into(whole, lambda o: dist.all_gather_into_tensor(o, x)), e.gathered),
+        "ProcessGroup._allgather_base": (
+            lambda x: _into(whole, lambda o: group._allgather_base(o, x).wait()),
+            e.gathered,
+        ),
+        "reduce_scatter_tensor": (lambda x: _into(e.part, lambda o: dist.reduce_scatter_tensor(o, x)), e.total[e.mine]),
+        "ProcessGroup._reduce_scatter_base": (
+            lambda x: _into(e.part, lambda o: group._reduce_scatter_base(o, x).wait()),
+            e.total[e.mine],
+        ),
+    }
+
+
+def rooted(e: Expected) -> dict:
+    """What has a root: rank 1."""
+    return {
+        "broadcast": (lambda x: _in_place(x, lambda y: dist.broadcast(y, 1)), e.every[1]),
+        "reduce": (lambda x: _in_place(x, lambda y: dist.reduce(y, 1)), e.total if e.rank == 1 else None),
+        "scatter": (
+            lambda x: _into(e.part, lambda o: dist.scatter(o, list(x.view(e.size, -1)) if e.rank == 1 else None, 1)),
+            e.every[1][e.mine],
+        ),
+    }
+
+
+def exchanges(e: Expected) -> dict:
+    """What goes from one rank to another; and several calls as one."""
+    start = e.rank * (e.rank + 1) // 2
+    return {
+        "all_to_all_single": (lambda x: _into(e.count, lambda o: dist.all_to_all_single(o, x)), e.exchanged),
+        "all_to_all_single, uneven": (_uneven, e.every[:, start : start + e.rank + 1].reshape(-1)),
+        "send and recv": (lambda x: _message(x, 0, 1), e.every[0] if e.rank == 1 else None),
+        "batch_isend_irecv": (_ring, e.every[(e.rank - 1) % e.size]),
+        "coalesced": (_coalesced, e.total * 3),
+    }
+
+
+def functional(e: Expected) -> dict:
+    """Functional collectives."""
+    n, name, part = e.size, _name(), e.part
+    whole, piece = torch.zeros(n * e.count, device="npu"), torch.zeros(part, device="npu")
+
+    def coalesced(x: torch.Tensor) -> torch.Tensor:
+        return sum(F.wait_tensor(one) for one in F.all_reduce_coalesced([x, x * 2], "sum", name))
+
+    ways = {
+        "all_reduce": (lambda x: F.all_reduce(x, "sum", name), e.total),
+        "all_reduce_": (lambda x: F.all_reduce_(x * 1, "sum", name), e.total),
+        "all_gather_into_tensor": (lambda x: F.all_gather_into_tensor(x, n, name), e.gathered),
+        "all_gather_into_tensor_out": (lambda x: F.all_gather_into_tensor_out(x, n, name, out=whole), e.gathered),
+        "reduce_scatter_tensor": (lambda x: F.reduce_scatter_tensor(x, "sum", n, name), e.total[e.mine]),
+        "reduce_scatter_tensor_out": (
+            lambda x: F.reduce_scatter_tensor_out(x, "sum", n, name, out=piece),
+            e.total[e.mine],
+        ),
+        "all_to_all_single": (lambda x: F.all_to_all_single(x, [part] * n, [part] * n, name), e.exchanged),
+        "broadcast_": (lambda x: F.broadcast_(x * 1, 1, name), e.every[1]),
+    }
+    waited = {f"F.{name}": (lambda x, way=way: F.wait_tensor(way(x)) + 0, right) for name, (way, right) in ways.items()}
+    return {**waited, "F.all_reduce_coalesced": (coalesced, e.total * 3)}
 
 
 def calls(count: int) -> dict:
-    """Name -> (a function of this rank's values on the device, the expected result from those of all ranks).
-
-    An expected value of None: this rank gets nothing. `count` divides by the number of ranks.
-    """
-    n, r, every, opts = _size(), _rank(), _all(count), dist.AllreduceOptions()
-    part = count // n
-    mine = slice(r * part, (r + 1) * part)
-    group, total, own = dist.group.WORLD, every.sum(0), torch.device("npu")
-    exchanged = every.view(n, n, part)[:, r].reshape(-1)
-    start = r * (r + 1) // 2
-    c10d, boxed = torch.ops.c10d, torch.classes.c10d.ReduceOp
-    return {
-        "all_reduce": (lambda x: _in_place(x, dist.all_reduce), total),
-        "all_reduce async": (lambda x: _in_place(x, lambda y: dist.all_reduce(y, async_op=True).wait()), total),
-        "ProcessGroup.allreduce": (lambda x: _in_place(x, lambda y: group.allreduce([y], opts).wait()), total),
-        "Backend.allreduce": (
-            lambda x: _in_place(x, lambda y: group._get_backend(own).allreduce([y], opts).wait()),
-            total,
-        ),
-        "c10d.allreduce_": (
-            lambda x: _in_place(x, lambda y: c10d.allreduce_([y], group.boxed(), boxed(), None)[1].wait()),
-            total,
-        ),
-        "all_gather_into_tensor": (
-            lambda x: _into(n * count, lambda o: dist.all_gather_into_tensor(o, x)),
-            every.view(-1),
-        ),
-        "ProcessGroup._allgather_base": (
-            lambda x: _into(n * count, lambda o: group._allgather_base(o, x).wait()),
-            every.view(-1),
-        ),
-        "reduce_scatter_tensor": (lambda x: _into(part, lambda o: dist.reduce_scatter_tensor(o, x)), total[mine]),
-        "ProcessGroup._reduce_scatter_base": (
-            lambda x: _into(part, lambda o: group._reduce_scatter_base(o, x).wait()),
-            total[mine],
-        ),
-        "broadcast": (lambda x: _in_place(x, lambda y: dist.broadcast(y, 1)), every[1]),
-        "reduce": (lambda x: _in_place(x, lambda y: dist.reduce(y, 1)), total if r == 1 else None),
-        "scatter": (
-            lambda x: _into(part, lambda o: dist.scatter(o, list(x.view(n, part)) if r == 1 else None, 1)),
-            every[1][mine],
-        ),
-        "all_to_all_single": (lambda x: _into(count, lambda o: dist.all_to_all_single(o, x)), exchanged),
-        "all_to_all_single, uneven": (_uneven, every[:, start : start + r + 1].reshape(-1)),
-        "send and recv": (lambda x: _message(x, 0, 1), every[0] if r == 1 else None),
-        "batch_isend_irecv": (_ring, every[(r - 1) % n]),
-        "coalesced": (_coalesced, total * 3),
-        **functional_calls(count),
-    }
-
-
-def functional_calls(count: int) -> dict:
-    """The same for functional collectives."""
-    n, r, every, name = _size(), _rank(), _all(count), _name()
-    part = count // n
-    total, mine = every.sum(0), slice(r * part, (r + 1) * part)
-    exchanged = every.view(n, n, part)[:, r].reshape(-1)
-    gathered = torch.zeros(n * count, device="npu")
-    scattered = torch.zeros(part, device="npu")
-    return {
-        "F.all_reduce": (lambda x: _wait(F.all_reduce(x, "sum", name)), total),
-        "F.all_reduce_": (lambda x: _wait(F.all_reduce_(x * 1, "sum", name)), total),
-        "F.all_gather_into_tensor": (lambda x: _wait(F.all_gather_into_tensor(x, n, name)), every.view(-1)),
-        "F.all_gather_into_tensor_out": (
-            lambda x: _wait(F.all_gather_into_tensor_out(x, n, name, out=gathered)),
-            every.view(-1),
-        ),
-        "F.reduce_scatter_tensor": (lambda x: _wait(F.reduce_scatter_tensor(x, "sum", n, name)), total[mine]),
-        "F.reduce_scatter_tensor_out": (
-            lambda x: _wait(F.reduce_scatter_tensor_out(x, "sum", n, name, out=scattered)),
-            total[mine],
-        ),
-        "F.all_to_all_single": (lambda x: _wait(F.all_to_all_single(x, [part] * n, [part] * n, name)), exchanged),
-        "F.broadcast_": (lambda x: _wait(F.broadcast_(x * 1, 1, name)), every[1]),
-        "F.all_reduce_coalesced": (
-            lambda x: sum(F.wait_tensor(one) for one in F.all_reduce_coalesced([x, x * 2], "sum", name)),
-            total * 3,
-        ),
-    }
+    """Name -> (a function of this rank's `count` values on the device, the right result; None: nothing to compare)."""
+    expected = Expected(count)
+    families = (sums, gathers, rooted, exchanges, functional)
+    return {name: call for family in families for name, call in family(expected).items()}
 
 
 def _fits(found: torch.Tensor, expected: torch.Tensor | None) -> bool:
@@ -407,6 +421,18 @@ def stay_away(who: int, limit: float) -> float:
     return -1.0
 
 
+def come_late(who: int, limit: float) -> None:
+    """One rank comes when the others have given it up."""
+    x = torch.ones(4).npu()
+    dist.all_reduce(x)
+    torch.npu.synchronize()
+    if _rank() == who:
+        time.sleep(3 * limit)
+    with simnpu.rank_timeout(limit):
+        dist.all_reduce(x)
+        torch.npu.synchronize()
+
+
 def reduce_ones(times: int = 1) -> float:
     """The number of ranks, if all come."""
     x = torch.ones(3).npu()
@@ -486,8 +512,6 @@ def kernel_fails_on(rank: int) -> None:
         graph.replay()  # alone: its collective has begun, and cannot end before the kernel fails
     dist.barrier(group=host)
     if _rank() != rank:
-        graph.replay()  # it has the values of the one that failed
-        torch.npu.synchronize()
         graph.replay()
     try:
         torch.npu.synchronize()

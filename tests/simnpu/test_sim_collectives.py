@@ -152,6 +152,11 @@ def test_a_rank_that_never_comes(spoiled):
         assert 0.4 < float(re.search(r"after (\S+) s:", text)[1]) < 5
 
 
+def test_a_rank_that_comes_too_late(spoiled):
+    outcomes = spoiled.outcomes(rankbodies.come_late, 1, 0.2)
+    assert all("waited 0.2 s for rank 1 in HcclAllReduce" in str(outcome) for outcome in outcomes)
+
+
 def test_a_rank_that_dies(ranks):
     ranks.send(rankbodies.replay_until_error, 20)
     ranks.processes[COUNT - 1].join()

@@ -4,7 +4,7 @@
  * and takes what it needs from them. A rank's values stay until all have taken them, so it can be one collective
  * ahead of the slowest. A message is posted likewise, and sending ends when it is taken: HCCL buffers none. On one rank
  * a communicator is in one call at a time. What is wrong (ranks that disagree, one that died, left or does not come)
- * is written on the board once, and ends every call of the communicator that still waits, there and from then on. */
+ * is written on the board once, and ends every call of the communicator that waits or begins from then on. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,6 +297,7 @@ void begin_operation(operation_t *op, const void *owner) {
   under_way++;
   notice_operation();
   if (c->destroyed) fail(c, "rank %u has destroyed it, and a graph that it has kept calls it", c->rank);
+  else if (c->board->broken == WRITTEN) read_board(c);
   else operation_ready(op);
 }
 
