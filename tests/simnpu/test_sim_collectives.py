@@ -145,16 +145,16 @@ def test_a_null_device_waits_for_nobody(ranks):
 
 
 def test_a_rank_that_never_comes(spoiled):
-    outcomes = spoiled.outcomes(rankbodies.stay_away, 2, 0.5)
+    outcomes = spoiled.outcomes(rankbodies.stay_away, 2, 1.0)
     for rank in (0, 1, 3):
         text = str(outcomes[rank])
         assert "for rank 2 in HcclAllReduce of 4 float32, sum, while rank 2 is in no call of HCCL" in text
-        assert 0.4 < float(re.search(r"after (\S+) s:", text)[1]) < 5
+        assert 0.9 < float(re.search(r"after (\S+) s:", text)[1]) < 5
 
 
 def test_a_rank_that_comes_too_late(spoiled):
-    outcomes = spoiled.outcomes(rankbodies.come_late, 1, 0.2)
-    assert all("waited 0.2 s for rank 1 in HcclAllReduce" in str(outcome) for outcome in outcomes)
+    outcomes = spoiled.outcomes(rankbodies.come_late, 1, 0.5)
+    assert all("waited 0.5 s for rank 1 in HcclAllReduce" in str(outcome) for outcome in outcomes)
 
 
 def test_a_rank_that_dies(ranks):
