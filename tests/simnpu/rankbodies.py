@@ -354,6 +354,19 @@ def host_goes_on() -> list[float]:
     return found.cpu().tolist()
 
 
+def eager_goes_on() -> list[int]:
+    """A product, a copy to the host, shapes that depend on values: all behind a collective whose last rank is late."""
+    x = torch.full((4, 4), float(_rank())).npu()
+    dist.all_reduce(x * 1)
+    torch.npu.synchronize()
+    if _rank() == _size() - 1:
+        time.sleep(0.1)
+    dist.all_reduce(x)
+    y = x @ x - x[0, 0] * torch.ones(4, 4, device="npu")
+    masked = y[y > 0]
+    return [int(y.nonzero().shape[0]), len(masked), int(y.cpu()[0, 0])]
+
+
 def counters() -> tuple[int, int, int, int]:
     """What two collectives of 4 and 8 float32 add up to; communicators; the bytes that these keep."""
     x, y = torch.zeros(4, device="npu"), torch.zeros(8, device="npu")

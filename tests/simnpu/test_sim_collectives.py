@@ -74,6 +74,11 @@ def test_the_host_goes_on_while_a_replay_waits(ranks):
     assert ranks.run(rankbodies.host_goes_on) == [expected] * COUNT
 
 
+def test_work_behind_a_collective_waits_for_it(ranks):
+    total = sum(range(COUNT))
+    assert ranks.run(rankbodies.eager_goes_on) == [[16, 16, 4 * total**2 - total]] * COUNT
+
+
 def test_counters(ranks):
     for calls, size, communicators, reserved in ranks.run(rankbodies.counters):
         assert (calls, size) == (2, 48)

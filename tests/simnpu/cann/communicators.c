@@ -60,7 +60,9 @@ static board_t *map(const root_info_t *root, size_t bytes) {
   if (!ftruncate(file, (off_t)bytes))
     memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   close(file);
-  return memory == MAP_FAILED ? NULL : memory;
+  if (memory == MAP_FAILED) return NULL;
+  madvise(memory, bytes, MADV_DONTDUMP); /* a process that aborts would write all of it */
+  return memory;
 }
 
 /* ---- life and death ---------------------------------------------------------------------------------------------- */
