@@ -18,7 +18,7 @@ SOURCES = sorted((HERE / "cann").glob("*.[ch]"))
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 # The shared libraries of a CANN installation that torch_npu links to, and those that it opens by name.
 VENDOR = re.compile(r"lib(hccl|ascend\w*|acl\w*|ge_\w+|graph|msprof\w*|atb|runtime|dcmi|fmk_parser)\.so$")
-OPENED = {"libascendcl.so", "libopapi.so"}
+OPENED = {"libascendcl.so", "libopapi.so", "libhcomm.so"}
 SYSTEM = re.compile(r"=> (\S+/(?:libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt)\.so\S*)")
 NOT_CANN = ("Py", "_Py", "_ITM", "__")
 

@@ -1,5 +1,6 @@
 """How does a test steer the simulated device? Wrappers around the sim_* functions of the simulated CANN."""
 
+import atexit
 import contextlib
 import ctypes
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ RAN, QUEUED = 0, 1
 _SIZE = ctypes.c_size_t
 _COUNTERS = (
     "sim_live_streams", "sim_live_events", "sim_live_graphs", "sim_live_bytes", "sim_peak_bytes", "sim_memory",
-    "sim_launches", "sim_pending",
+    "sim_launches", "sim_pending", "sim_reserved_bytes", "sim_communicators", "sim_collectives", "sim_collective_bytes",
 )  # fmt: skip
 for _name in _COUNTERS:
     getattr(cann, _name).argtypes, getattr(cann, _name).restype = [], _SIZE
@@ -25,11 +26,15 @@ cann.sim_set_schedule.argtypes = [ctypes.c_uint64]
 cann.sim_set_memory.argtypes = [_SIZE]
 cann.sim_set_limits.argtypes = [_SIZE, _SIZE]
 cann.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_long]
+cann.sim_set_timeout.argtypes, cann.sim_timeout.restype = [ctypes.c_double], ctypes.c_double
+atexit.register(cann.sim_finish)  # what still waits for other ranks runs kernels, which are Python
 
 MOST_STREAMS, MOST_EVENTS = 2048, 65536  # a device's, and the simulator's at its start
 CALLS_THAT_CAN_FAIL = frozenset({
     "aclmdlRICaptureBegin", "aclmdlRICaptureEnd", "aclmdlRIExecuteAsync", "aclrtMalloc", "aclrtCreateStream",
     "aclrtCreateEvent", "sim_launch",
+    "HcclCommInitRootInfoConfig", "HcclGetCommAsyncError", "HcclAllReduce", "HcclReduce", "HcclBroadcast",
+    "HcclAllGather", "HcclReduceScatter", "HcclScatter", "HcclAlltoAll", "HcclAlltoAllV", "HcclSend", "HcclRecv",
 })  # fmt: skip
 _null = False
 
@@ -74,6 +79,26 @@ def pending() -> int:
     return cann.sim_pending()
 
 
+def reserved_bytes() -> int:
+    """Device memory that communicators keep for buffers: it counts against `memory_limit`, but not in `live_bytes`."""
+    return cann.sim_reserved_bytes()
+
+
+def communicators() -> int:
+    """Communicators of HCCL that this rank has joined and not destroyed."""
+    return cann.sim_communicators()
+
+
+def collectives() -> int:
+    """Calls of HCCL that have ended well on this rank, a batch of messages as one; replayed ones count each time."""
+    return cann.sim_collectives()
+
+
+def collective_bytes() -> int:
+    """Bytes that this rank has given to others in them."""
+    return cann.sim_collective_bytes()
+
+
 def abandon() -> None:
     """Forget all blocked work, as resetting a device after a deadlock does."""
     cann.sim_abandon()
@@ -105,6 +130,17 @@ def schedule(seed: int) -> Iterator[None]:
         yield
     finally:
         cann.sim_set_schedule(0)
+
+
+@contextlib.contextmanager
+def rank_timeout(seconds: float) -> Iterator[None]:
+    """Let this rank wait so long for others, in a call of HCCL and to join a communicator, before that is an error."""
+    before = cann.sim_timeout()
+    cann.sim_set_timeout(seconds)
+    try:
+        yield
+    finally:
+        cann.sim_set_timeout(before)
 
 
 @contextlib.contextmanager

@@ -183,7 +183,13 @@ def _functional(op, reference):
         host_args, host_kwargs = on_host((args, kwargs))
         deferred = defers()
         unknown = deferred or is_null()  # the inputs hold nothing yet: only their shapes are known
-        shapes = _shapes(op, reference, args, kwargs) if unknown else reference(*host_args, **host_kwargs)
+        try:
+            shapes = _shapes(op, reference, args, kwargs) if unknown else reference(*host_args, **host_kwargs)
+        except NotImplementedError:  # values decide the shape: the host waits for them, which a capture cannot
+            if not deferred or torch_npu.npu.is_current_stream_capturing():
+                raise
+            torch_npu.npu.current_stream().synchronize()
+            deferred, shapes = False, reference(*host_args, **host_kwargs)
         outputs = tree_map(lambda v: like(v, "npu"), shapes)
         targets = [alias(t) for t in tensors(outputs)]
 

@@ -10,6 +10,9 @@ from simattention import fusion_attention_v3
 from simcann import (  # noqa: F401
     CALLS_THAT_CAN_FAIL,
     abandon,
+    collective_bytes,
+    collectives,
+    communicators,
     fail_next,
     launches,
     limits,
@@ -21,6 +24,8 @@ from simcann import (  # noqa: F401
     null_device,
     peak_bytes,
     pending,
+    rank_timeout,
+    reserved_bytes,
     reset_peak,
     schedule,
 )
@@ -146,5 +151,6 @@ def install() -> int:
     for base, kernel in _SPECIAL.items():
         _implement(f"aten::{base}", kernel)
     _implement("npu::_npu_format_cast", format_cast)
+    register("npu::_npu_dtype_cast", lambda x, dtype: x.to(dtype))
     register("npu::npu_fusion_attention_v3", fusion_attention_v3)
     return count

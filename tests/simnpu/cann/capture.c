@@ -70,10 +70,19 @@ static aclError add_to_group(group_t *group, kind_t kind, size_t place) {
   return OK;
 }
 
+static uint64_t after_last_collective(const model_t *model, const operation_t *operation) {
+  for (size_t i = model->tasks.count; i--;) {
+    const task_t *task = &model->tasks.task[i];
+    if (task->kind == COLLECTIVE && same_communicator(task->operation, operation)) return i + 1;
+  }
+  return 0;
+}
+
 aclError capture_task(stream_t *stream, task_t task) {
   model_t *model = stream->capture;
   if (model->invalid) return ERROR_INVALIDATED;
   task.queue = stream->queue;
+  if (task.kind == COLLECTIVE) task.id = after_last_collective(model, task.operation);
   size_t place = add_task(&model->tasks, task);
   aclError error = stream->group ? add_to_group(stream->group, task.kind, place) : OK;
   if (error) invalidate(model);

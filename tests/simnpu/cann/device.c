@@ -7,7 +7,13 @@ static int current_device = -1, context;
 
 aclError aclInit(const char *config) { return OK; }
 aclError aclFinalize(void) { return OK; }
-aclError aclrtGetDeviceCount(uint32_t *count) { *count = 1; return OK; }
+/* All device numbers are one device: as many as SIMNPU_DEVICES says, else as torchrun has processes on this node. */
+aclError aclrtGetDeviceCount(uint32_t *count) {
+  const char *said = getenv("SIMNPU_DEVICES");
+  if (!said) said = getenv("LOCAL_WORLD_SIZE");
+  *count = said && atoi(said) > 0 ? (uint32_t)atoi(said) : 1;
+  return OK;
+}
 aclError aclrtSetDevice(int32_t device) { current_device = device; return OK; }
 aclError aclrtResetDevice(int32_t device) { return OK; }
 aclError aclrtGetDevice(int32_t *device) { *device = current_device; return current_device < 0 ? ERROR_NO_DEVICE : OK; }
@@ -15,7 +21,6 @@ aclError aclrtGetCurrentContext(handle *result) { *result = &context; return OK;
 aclError aclrtSetCurrentContext(handle wanted) { return OK; }
 aclError aclrtGetPrimaryCtxState(int device, uint32_t *flags, int32_t *active) { *active = 1; return OK; }
 const char *aclrtGetSocName(void) { const char *name = getenv("SIMNPU_SOC"); return name ? name : "Ascend910B1"; }
-const char *aclGetRecentErrMsg(void) { return ""; }
 aclError aclrtGetLastError(int level) { return OK; }
 aclError aclrtPeekAtLastError(int level) { return OK; }
 aclError aclGetDeviceCapability(uint32_t device, int type, int64_t *value) { *value = 1; return OK; }
@@ -27,6 +32,8 @@ aclError aclrtDeviceCanAccessPeer(int32_t *can, int a, int b) { *can = 0; return
 aclError aclrtSetStreamFailureMode(handle s, uint64_t mode) { return OK; }
 aclError aclrtSetStreamOverflowSwitch(handle s, uint32_t mode) { return OK; }
 aclError aclrtSetStreamAttribute(handle s, int attribute, void *value) { return OK; }
+/* torch_npu's own code calls some kernels of CANN past the dispatcher, where no kernel of ours can take their place. */
+aclError aclopCompileAndExecute(const char *kernel) { return ERROR_INTERNAL; }
 aclError aclrtSetDeviceSatMode(int mode) { return OK; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t seconds) { return OK; }
 aclError aclrtSetOpWaitTimeout(uint32_t seconds) { return OK; }

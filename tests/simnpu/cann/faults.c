@@ -1,4 +1,6 @@
-/* What does the device refuse? Limits on streams and events, and failures that a test asks for. */
+/* What does the device refuse, and what does it say? Limits on streams and events, failures that a test asks for. */
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include "sim.h"
 
@@ -6,7 +8,7 @@
  * one stream for each queue it has (the stream it began on and every stream that joined it), and one event for each
  * record in it, from the moment they are captured until the graph is destroyed: on the device the graph's queues are
  * hardware streams of their own. */
-enum { FAULTS = 16, NAME = 64 };
+enum { FAULTS = 16, NAME = 64, TEXT = 1024 };
 static struct { char name[NAME]; long after, times; } faults[FAULTS];
 static size_t streams, events, stream_limit = 2048, event_limit = 65536;
 
@@ -45,4 +47,21 @@ bool fails(const char *function) {
     return true;
   }
   return false;
+}
+
+/* The newest text waits until it is asked for. */
+static char noted[TEXT];
+void note_error(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(noted, sizeof noted, format, arguments);
+  va_end(arguments);
+}
+
+const char *aclGetRecentErrMsg(void) {
+  static _Thread_local char given[TEXT];
+  LOCKED;
+  memcpy(given, noted, sizeof given);
+  noted[0] = 0;
+  return given;
 }

@@ -7,7 +7,7 @@
 enum { HEADER = 512, NEVER_WRITTEN = 0xA5, FREED = 0x5A };
 typedef struct block { size_t bytes; struct block *next; } block_t;
 
-static size_t live, peak, device_bytes = (size_t)64 << 30;
+static size_t live, peak, reserved, device_bytes = (size_t)64 << 30;
 /* Freed blocks stay readable for a while: a graph that outlives its memory shows 0x5A instead of ending the process. */
 static const size_t quarantine_most = (size_t)64 << 20;
 static block_t *oldest, *newest;
@@ -16,12 +16,19 @@ static size_t quarantined;
 void sim_set_memory(size_t bytes) { LOCKED; device_bytes = bytes; }
 size_t sim_memory(void) { LOCKED; return device_bytes; }
 size_t sim_live_bytes(void) { LOCKED; return live; }
+size_t sim_reserved_bytes(void) { LOCKED; return reserved; }
 size_t sim_peak_bytes(void) { LOCKED; return peak; }
 void sim_reset_peak(void) { LOCKED; peak = live; }
 
+static bool fits(size_t bytes) { return bytes <= device_bytes && live + reserved <= device_bytes - bytes; }
+
+/* Memory that is taken from the device and never touched: the buffers of communicators. */
+bool reserve_memory(size_t bytes) { return fits(bytes) && (reserved += bytes, true); }
+void release_memory(size_t bytes) { reserved -= bytes; }
+
 static aclError allocate(void **p, size_t bytes) {
   LOCKED;
-  if (fails("aclrtMalloc") || bytes > device_bytes || live > device_bytes - bytes) return ERROR_NO_MEMORY;
+  if (fails("aclrtMalloc") || !fits(bytes)) return ERROR_NO_MEMORY;
   void *raw;
   size_t room = (bytes + HEADER - 1) / HEADER * HEADER + HEADER;
   if (posix_memalign(&raw, HEADER, room)) return ERROR_NO_MEMORY;
@@ -60,7 +67,7 @@ aclError aclrtMallocHost(void **p, size_t bytes) { return (*p = malloc(bytes)) ?
 aclError aclrtFreeHost(void *p) { free(p); return OK; }
 aclError aclrtGetMemInfo(int attribute, size_t *free_bytes, size_t *total) {
   LOCKED;
-  *total = device_bytes, *free_bytes = live < device_bytes ? device_bytes - live : 0;
+  *total = device_bytes, *free_bytes = fits(0) ? device_bytes - live - reserved : 0;
   return OK;
 }
 

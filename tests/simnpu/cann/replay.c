@@ -2,14 +2,16 @@
  *
  * Each stream of the capture is a queue of its own; only events order queues against each other. sim_set_schedule picks
  * one of the orders that the events allow, so that a missing wait shows as a wrong number. A replay that meets
- * a value nobody has written yet (an external event) stops there, and goes on from there once it is written. */
+ * a value nobody has written yet (an external event) stops there, and goes on from there once it is written.
+ * A call of HCCL is two steps, each in its own place of the order: it begins, which posts its values, and it ends,
+ * once all ranks have begun it. Calls of one communicator keep the order of capture, on all ranks alike. */
 #include <stdlib.h>
 #include "sim.h"
 
 struct run {
   model_t *model;
   size_t *head;    /* per queue: how many of its tasks have run */
-  bool *recorded;  /* per task: a RECORD that has run */
+  bool *recorded;  /* per task: a RECORD or COLLECTIVE that has run */
   uint32_t *ready; /* the queues to choose from */
   size_t left;
   uint64_t seed, state;
@@ -29,11 +31,17 @@ static size_t place_of(const run_t *run, uint32_t queue) {
   return run->model->place[run->model->first[queue] + run->head[queue]];
 }
 
+static bool collective_ready(const run_t *run, const task_t *task) {
+  if (operation_begun(task->operation, run)) return operation_ready(task->operation);
+  return operation_can_begin(task->operation) && (!task->id || run->recorded[task->id - 1]);
+}
+
 static bool is_ready(const run_t *run, uint32_t queue) {
   const model_t *model = run->model;
   if (model->first[queue] + run->head[queue] == model->first[queue + 1]) return false;
   const task_t *task = &model->tasks.task[place_of(run, queue)];
   if (task->kind == AWAIT) return value_holds(task);
+  if (task->kind == COLLECTIVE) return collective_ready(run, task);
   return task->kind != WAIT || run->recorded[task->id];
 }
 
@@ -51,9 +59,15 @@ static int64_t choose(run_t *run) {
 
 static aclError perform(run_t *run, size_t place) {
   task_t task = run->model->tasks.task[place];
-  if (task.kind <= WRITE) return execute(&task);
-  if (task.kind == RECORD) run->recorded[place] = true;
-  return OK;
+  if (task.kind == RECORD || task.kind == COLLECTIVE) run->recorded[place] = true;
+  return task.kind <= WRITE ? execute(&task) : OK;
+}
+
+static bool begins(const run_t *run, size_t place) {
+  const task_t *task = &run->model->tasks.task[place];
+  if (task->kind != COLLECTIVE || operation_begun(task->operation, run)) return false;
+  begin_operation(task->operation, run);
+  return true;
 }
 
 /* Run as far as possible. A kernel that fails ends the replay. */
@@ -62,15 +76,17 @@ progress_t advance(run_t *run, aclError *error) {
   while (run->left) {
     int64_t queue = choose(run);
     if (queue < 0) return progress;
+    progress = MOVED;
+    if (begins(run, place_of(run, queue))) continue;
     *error = perform(run, place_of(run, queue));
     run->head[queue]++, run->left--;
-    progress = MOVED;
     if (*error) return DONE;
   }
   return DONE;
 }
 
 void drop_run(run_t *run) {
+  abandon_operations(run);
   drop_model(run->model);
   free(run->head), free(run->recorded), free(run->ready), free(run);
 }

@@ -1,7 +1,8 @@
 /* What the files of the simulated CANN share: the types, the lock, and who calls whom.
  *
  * Order of the files: faults (what is refused) -> memory -> tasks (one unit of work) -> streams (queues of tasks)
- * -> capture (tasks into a model) -> replay (a model through its queues) -> device (fixed answers).
+ * -> capture (tasks into a model) -> replay (a model through its queues) -> device (fixed answers). Calls of HCCL are
+ * tasks too: hccl.h names their files; progress runs what has waited for other ranks.
  */
 #ifndef SIM_H
 #define SIM_H
@@ -31,6 +32,7 @@ enum { /* CANN's own numbers, so that torch_npu prints its own texts */
   ERROR_NO_STREAM = 207008,
   ERROR_INTERNAL = 507000,
   ERROR_KERNEL = 507015,
+  ERROR_COLLECTIVE = 507018,
   ERROR_STREAM_TIMEOUT = 507046,
   ERROR_EVENT_TIMEOUT = 507047,
   ERROR_INVALIDATED = 507903,
@@ -42,6 +44,7 @@ typedef struct model model_t;
 typedef struct group group_t;
 typedef struct run run_t;
 typedef struct update update_t;
+typedef struct operation operation_t;
 
 typedef struct event {
   uint64_t issued, completed; /* records handed out and records that have run: a wait is for the last one issued */
@@ -52,12 +55,13 @@ typedef struct event {
 } event_t;
 
 /* Work, by rising kind: what a task group may hold (up to FILL), what executes (up to WRITE), what only orders. */
-typedef enum { KERNEL, COPY, FILL, HOST, WRITE, RECORD, WAIT, AWAIT, REPLAY, UPDATE } kind_t;
+typedef enum { KERNEL, COPY, FILL, HOST, COLLECTIVE, WRITE, RECORD, WAIT, AWAIT, REPLAY, UPDATE } kind_t;
 typedef struct {
   kind_t kind;
   uint32_t queue; /* captured tasks: which of the model's queues */
   uint64_t id;    /* KERNEL: its number; RECORD and WAIT of a stream: the ticket; captured WAIT: place of the RECORD;
-                     WRITE and AWAIT: the value in device memory */
+                     WRITE and AWAIT: the value in device memory; captured COLLECTIVE: 1 + the place of the one
+                     before it of its communicator, 0 for the first */
   void *dst;
   const void *src;
   size_t bytes;
@@ -66,6 +70,7 @@ typedef struct {
   event_t *event; /* NULL for an event that lives within one capture */
   run_t *run;
   update_t *update;
+  operation_t *operation;
 } task_t;
 
 typedef struct { task_t *task; size_t count, room; } tasks_t;
@@ -108,10 +113,14 @@ void unlock_guard(char *unused);
 #define LOCKED __attribute__((cleanup(unlock_guard), unused)) char guard = (lock_sim(), 0)
 
 bool fails(const char *function);                    /* faults.c */
+void note_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 aclError take_stream(void);
 aclError take_event(void);
 void give_streams(size_t count);
 void give_events(size_t count);
+
+bool reserve_memory(size_t bytes);                   /* memory.c: what no call of aclrtMalloc asked for */
+void release_memory(size_t bytes);
 
 size_t add_task(tasks_t *list, task_t task);         /* tasks.c */
 aclError execute(const task_t *task);
@@ -125,6 +134,8 @@ stream_t *stream_of(handle stream);                  /* streams.c */
 stream_t *all_streams(void);
 aclError issue(stream_t *stream, task_t task);
 bool stream_pending(const stream_t *stream);
+void pump(void);
+void wait_a_moment(void);
 
 model_t *capture_by_serial(uint64_t serial);         /* capture.c */
 aclError join_capture(stream_t *stream, model_t *model);
@@ -140,5 +151,18 @@ void drop_model(model_t *model);
 typedef enum { MOVED, BLOCKED, DONE } progress_t;
 progress_t advance(run_t *run, aclError *error);     /* replay.c */
 void drop_run(run_t *run);
+
+bool same_communicator(const operation_t *a, const operation_t *b); /* meeting.c */
+bool operation_can_begin(const operation_t *operation);
+bool operation_begun(const operation_t *operation, const void *owner);
+bool operation_ready(const operation_t *operation);
+void begin_operation(operation_t *operation, const void *owner);
+aclError finish_operation(const operation_t *operation);
+void abandon_operations(const void *owner);
+void drop_operation(operation_t *operation);
+void hold_operation(operation_t *operation);
+bool operations_under_way(void);
+
+void notice_operation(void);                         /* progress.c */
 #pragma GCC visibility pop
 #endif

@@ -1,15 +1,17 @@
 /* In which order does work outside a graph run, and what do events wait for?
  *
  * A stream runs what it is given at once, in the thread that gives it. It waits only where the device would: behind a
- * value that nobody has written (a replay that met an external event, and all that follows it). One thread executes
- * at a time; what other threads issue meanwhile is left to it. To synchronise with work that nothing can release any
- * more is an error here; a device would hang. */
+ * value that nobody has written (a replay that met an external event, and all that follows it), and in a call of HCCL
+ * for other ranks. One thread executes at a time; what other threads issue meanwhile is left to it. To synchronise
+ * with work that nothing can release any more is an error here; a device would hang. */
 #include <stdlib.h>
+#include <time.h>
 #include "sim.h"
 
 static stream_t default_stream, *streams = &default_stream;
 static int next_stream = 1;
 static bool executing;
+static aclError device_error; /* of a call of HCCL: the next synchronisation with anything returns it */
 static pthread_t executor;
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 
@@ -18,8 +20,11 @@ stream_t *all_streams(void) { return streams; }
 bool stream_pending(const stream_t *stream) { return stream->head < stream->waiting.count; }
 
 /* ---- execution --------------------------------------------------------------------------------------------------- */
-static bool is_ready(const task_t *task) {
+static bool is_ready(const task_t *task, const stream_t *stream) {
   if (task->kind == AWAIT) return value_holds(task);
+  if (task->kind == COLLECTIVE && !null_device)
+    return operation_begun(task->operation, stream) ? operation_ready(task->operation)
+                                                    : operation_can_begin(task->operation);
   return task->kind != WAIT || task->event->completed >= task->id;
 }
 
@@ -33,13 +38,16 @@ static progress_t run_head(stream_t *stream) {
   task_t task = stream->waiting.task[stream->head]; /* a copy: others may append while the lock is released */
   aclError error = OK;
   progress_t progress = DONE;
-  if (!is_ready(&task)) return BLOCKED;
+  if (!is_ready(&task, stream)) return BLOCKED;
+  if (task.kind == COLLECTIVE && !null_device && !operation_begun(task.operation, stream))
+    return begin_operation(task.operation, stream), MOVED;
   stream->busy = true;
   if (task.kind == REPLAY) progress = advance(task.run, &error);
   else if (task.kind <= WRITE) error = execute(&task);
   else complete(&task);
   stream->busy = false;
-  if (error && !stream->error) stream->error = error;
+  if (error == ERROR_COLLECTIVE) device_error = error;
+  else if (error && !stream->error) stream->error = error;
   return progress;
 }
 
@@ -53,7 +61,7 @@ static bool step(stream_t *stream) {
 }
 
 /* Run everything that can run. Leaves it to the executing thread if there is one (it may be this one, in a kernel). */
-static void pump(void) {
+void pump(void) {
   if (executing) return;
   executing = true, executor = pthread_self();
   for (bool moved = true; moved;) {
@@ -80,10 +88,15 @@ void sim_set_interpreter(int (*is_held)(void), void *(*release)(void), void (*ta
   interpreter.is_held = is_held, interpreter.release = release, interpreter.take = take;
 }
 
-/* Another thread executes: wait until it has nothing left to run. */
-static void wait_until_idle(void) {
+/* Let other threads and other ranks get on, until a thread that executes has nothing left to run. */
+void wait_a_moment(void) {
+  enum { MOMENT = 100000, SECOND = 1000000000 }; /* nanoseconds */
   void *thread = interpreter.is_held && interpreter.is_held() ? interpreter.release() : NULL;
-  pthread_cond_wait(&idle, global_lock());
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += MOMENT;
+  if (until.tv_nsec >= SECOND) until.tv_sec++, until.tv_nsec -= SECOND;
+  pthread_cond_timedwait(&idle, global_lock(), &until);
   if (!thread) return;
   unlock_sim(); /* who holds the interpreter's lock may be waiting for this one */
   interpreter.take(thread);
@@ -92,13 +105,27 @@ static void wait_until_idle(void) {
 
 static bool others_execute(void) { return executing && !pthread_equal(executor, pthread_self()); }
 
+/* Can what waits here still come, from another thread or another rank? Waits a moment for it. */
+static bool may_come(void) {
+  if (!others_execute() && !operations_under_way()) return false;
+  wait_a_moment();
+  pump();
+  return true;
+}
+
+static aclError take_device_error(void) {
+  aclError error = device_error;
+  device_error = OK;
+  return error;
+}
+
 static aclError settle(stream_t *stream, aclError timeout) {
   if (stream->capture) { invalidate(stream->capture); return ERROR_STREAM_CAPTURED; }
   pump();
-  while (stream_pending(stream) && others_execute()) wait_until_idle();
+  while (stream_pending(stream) && may_come()) {}
   aclError error = stream_pending(stream) ? timeout : stream->error;
   stream->error = OK;
-  return error;
+  return error ? error : take_device_error();
 }
 
 static aclError settle_all(void) {
@@ -138,12 +165,19 @@ size_t sim_pending(void) {
 }
 
 static void forget(stream_t *stream) {
+  abandon_operations(stream);
   drop_tasks(&stream->waiting, stream->head);
   stream->head = 0, stream->error = OK;
 }
 
 void sim_abandon(void) { /* forget all blocked work, as a device does that is reset after a deadlock */
   LOCKED;
+  for (stream_t *s = streams; s; s = s->next) if (!s->busy) forget(s);
+}
+
+void sim_finish(void) { /* before the process ends: no kernel runs after it */
+  LOCKED;
+  for (stream_t *s = streams; s; s = s->next) while (stream_pending(s) && may_come()) {}
   for (stream_t *s = streams; s; s = s->next) if (!s->busy) forget(s);
 }
 
@@ -277,7 +311,7 @@ aclError aclrtSynchronizeEvent(handle e) {
   LOCKED;
   if (((event_t *)e)->capture) return ERROR_EVENT_CAPTURED;
   pump();
-  while (event_pending(e) && others_execute()) wait_until_idle();
-  return event_pending(e) ? ERROR_EVENT_TIMEOUT : OK;
+  while (event_pending(e) && may_come()) {}
+  return event_pending(e) ? ERROR_EVENT_TIMEOUT : take_device_error();
 }
 aclError aclrtEventElapsedTime(float *ms, handle a, handle b) { *ms = 0; return OK; }

@@ -36,6 +36,7 @@ size_t add_task(tasks_t *list, task_t task) {
   if (list->count == list->room)
     list->task = realloc(list->task, (list->room = list->room ? 2 * list->room : 32) * sizeof task);
   if (task.event) task.event->tasks++;
+  if (task.operation) hold_operation(task.operation);
   list->task[list->count] = task;
   return list->count++;
 }
@@ -49,6 +50,7 @@ void drop_task(task_t *task) {
   if (task->event) task->event->tasks--, drop_event(task->event);
   if (task->run) drop_run(task->run);
   if (task->update) drop_update(task->update);
+  if (task->operation) drop_operation(task->operation);
 }
 
 void drop_tasks(tasks_t *list, size_t first) {
@@ -63,6 +65,7 @@ aclError execute(const task_t *task) {
   if (task->kind == KERNEL) launches++;
   int failed = 0;
   if (task->kind == WRITE) return *(uint64_t *)task->dst = task->id, OK;
+  if (task->kind == COLLECTIVE) return finish_operation(task->operation);
   unlock_sim();
   if (task->kind == COPY) memmove(task->dst, task->src, task->bytes);
   if (task->kind == FILL) memset(task->dst, task->value, task->bytes);
