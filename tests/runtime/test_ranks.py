@@ -11,7 +11,7 @@ import torch
 from cases import RECIPES
 from models import Shared
 from rank_scenarios import ids
-from ranks import said, started
+from rank_processes import said, started
 
 import aotair
 from aotair.model.load import load_model

@@ -39,7 +39,7 @@ def warm_up(
         roots = _lasting(item, op, bucket)
         try:
             apart = Tensors(program, bucket, _copied(memory, roots)) if roots else tensors
-            bound_call(item, ops, apart, device, memory.lists)()
+            bound_call(item, ops, apart, device, memory.lists, memory.groups)()
         except Exception as error:
             raise CaptureError(f"instruction {number} ({item.node}) failed: {error}", where=where) from error
 

@@ -1,5 +1,6 @@
 """Ascend NPUs, through torch_npu."""
 
+import importlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -98,8 +99,7 @@ class _Casts:
 def connect(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """This process's end of a connection by HCCL, made and used once: its communicator comes with the first call, and
     no capture may hold that."""
-    from torch_npu._C import _distributed_c10d as hccl
-
+    hccl: Any = importlib.import_module("torch_npu._C._distributed_c10d")
     options = hccl.ProcessGroupHCCL.Options()
     options._timeout = timeout
     made = hccl.ProcessGroupHCCL(store, rank, size, options)
