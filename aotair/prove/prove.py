@@ -16,7 +16,6 @@ from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, T
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
-from aotair_runtime.weights.compared import difference
 from aotair_runtime.weights.golden import changes, key
 
 from ..errors import ProofError
@@ -57,7 +56,8 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
     program = artifact.program
     golden: dict[str, torch.Tensor] = {}
     # All before the first call: each remembers the first values of the buffers that it puts back.
-    originals = [Original(original, one) for one in job.entries]
+    first = Original(original, job.entries[0])
+    originals = [Original(original, one, like=first) for one in job.entries]
     lived = Lived()
     with on_host(artifact, job.target.allowed) as model:
         provers = [
@@ -69,6 +69,9 @@ def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Cal
         for done, (prover, number) in enumerate(steps):
             progress(done, 2 * len(steps))
             proofs[prover, number] = prover.as_built(number)
+        states = lived.states(model.state)
+        for prover in provers:
+            prover.states = states
         for done, (prover, number) in enumerate(steps, len(steps)):
             progress(done, 2 * len(steps))
             proofs[prover, number] = prover.in_life(number, proofs[prover, number])
@@ -105,13 +108,13 @@ def on_host(
 
 
 class _Prover:
-    """Of one entry point."""
+    """Of one entry point. `states` are those from which calls are made as in life."""
 
     def __init__(self, runner: Runner, golden: Tensors, lived: Lived, sampled: bool):
         self._runner, self._golden, self._lived, self._sampled = runner, golden, lived, sampled
         self._job, self._entry, self._model = runner.job, runner.entry, runner.model
         self.buckets = self._entry.buckets
-        self._states: tuple[int, Tensors] = (-1, {})
+        self.states: Tensors = {}
 
     def as_built(self, number: int) -> Proof:
         """One call of a bucket from the states as they were built; it is golden."""
@@ -127,7 +130,7 @@ class _Prover:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
         if self._sampled and number not in (0, len(self.buckets) - 1):
             return proof
-        bucket, states = self.buckets[number], self._states_of(number)
+        bucket, states = self.buckets[number], self.states
         if states:
             inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
             want, got = self._runner.reference(inputs, states), self._runner.replay(inputs, states)
@@ -138,12 +141,6 @@ class _Prover:
                 units=max(proof.units, found.units),
             )
         return replace(proof, padding=tuple(self._padding(number, bucket)))
-
-    def _states_of(self, number: int) -> Tensors:
-        """The random states of a bucket; those of the last one asked for are kept."""
-        if self._states[0] != number:
-            self._states = (number, self._lived.states(self._model.state, number))
-        return self._states[1]
 
     def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
         """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
@@ -169,17 +166,16 @@ class _Prover:
     ) -> Iterator[PaddingProof]:
         items, bucket = self._job.inputs_at(dict(zip(self._job.dims(), sizes))), self._entry.buckets[number]
         kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
-        want, plain = self._unpadded(inputs, number)
+        want, plain = self._unpadded(inputs)
         for turn in range(max(map(len, kinds.values()), default=1)):
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             filled = self._fill(inputs, bucket, chosen, turn)
             yield self._padding_proof(want, plain, filled, sizes, number, chosen, words)
 
-    def _unpadded(self, inputs: Mapping[str, torch.Tensor], number: int) -> tuple[Run, Run]:
+    def _unpadded(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Run, Run]:
         """What the original leaves behind, and what the artifact does with inputs that are padded as it pads."""
-        states = self._states_of(number)
-        want = self._runner.reference(inputs, states)
-        return want, self._runner.replay(inputs, states).shared(want)
+        want = self._runner.reference(inputs, self.states)
+        return want, self._runner.replay(inputs, self.states).shared(want)
 
     # ---- comparing ------------------------------------------------------------------------------------------
 
@@ -218,17 +214,18 @@ class _Prover:
         for name, tensor in inputs.items():
             golden[key(entry, number, "in", name)] = tensor
         count = len(self._entry.outputs)
-        places: list[tuple[str, object]] = [("out", i) for i in range(count)]
-        places += [("after", name) for name in self._runner.mutated] + [("state", name) for name in self._model.state]
+        mutated, states = self._runner.mutated, self._model.state
         for i, tensor in enumerate(want.tensors[:count]):
             golden[key(entry, number, "out", i)] = tensor
+        for name, tensor in zip(mutated, want.tensors[count:], strict=True):
+            golden.update(changes(key(entry, number, "after", name), inputs[name], tensor))
         self._model.reset_state()
-        before = [inputs[name] for name in self._runner.mutated] + list(self._model.state.values())
-        for place, old, tensor in zip(places[count:], before, want.tensors[count:], strict=True):
-            golden.update(changes(key(entry, number, *place), old, tensor))
-            if place[0] == "state":
-                self._lived.saw(str(place[1]), old, tensor)
-        for place, name in zip(places, want.names):
+        for name, written in want.states.items():
+            golden.update(changes(key(entry, number, "state", name), states[name], written.whole()))
+            self._lived.saw(name, *written.changed())
+        places: list[tuple[str, object]] = [("out", i) for i in range(count)]
+        places += [("after", name) for name in mutated] + [("state", name) for name in states]
+        for place, name in zip(places, (*want.names, *(f"state {name}" for name in states)), strict=True):
             if name in found.slack:
                 golden[f"{key(entry, number, *place)}.slack"] = torch.tensor(found.slack[name], dtype=torch.float64)
 
@@ -243,10 +240,10 @@ class _Prover:
             by_dim = dict(zip(self._job.dims(), sizes, strict=True))
             real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
             if (sizes, tilt) not in neutral:
-                neutral[sizes, tilt] = self._unpadded(real, number)
+                neutral[sizes, tilt] = self._unpadded(real)
             want, plain = neutral[sizes, tilt]
             if (sizes, tilt) not in turns[turn + 1 :]:
-                del neutral[sizes, tilt]  # each holds all states
+                del neutral[sizes, tilt]
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             yield self._padding_proof(want, plain, self._fill(real, bucket, chosen, turn), sizes, number, chosen, words)
 
@@ -263,9 +260,9 @@ class _Prover:
         """Of a run with these `filled` inputs, with `plain` as the runtime pads; raises ProofError where either is not
         `want`."""
         bucket = self.buckets[number]
-        got = self._runner.replay(filled, self._states_of(number)).cut(self._entry, sizes)
+        got = self._runner.replay(filled, self.states).cut(self._entry, sizes)
         found = self._check_padding(want, plain, sizes, bucket, chosen, words)
-        identical = all(difference(*pair, _EXACT).within for pair in zip(got.tensors, plain.tensors))
+        identical = not apart(plain, got, _EXACT).wrong
         if not identical:
             found = self._check_padding(want, got, sizes, bucket, chosen, words)
         text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"
