@@ -65,7 +65,7 @@ def _tensors_beside(place: int, got: torch.Tensor, want: torch.Tensor, moved: Ru
 
 def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside:
     mine, wanted, there = side_by_side(got, want, moved.states[name])
-    return mine, wanted, there, want.greatest()
+    return mine, wanted, there, greatest(wanted)
 
 
 def allowed(tolerance: Tolerance) -> str:

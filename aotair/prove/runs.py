@@ -92,7 +92,7 @@ class Runner:
 
     def _moved(self, inputs: Tensors, states: Tensors) -> Run | None:
         try:
-            with Wider():  # type: ignore[no-untyped-call]  # torch's own __init__
+            with Wider():
                 return self._reference(inputs, states)
         except Exception as error:
             log.debug("%s: not with sums in float64: %s", self.job.where, error)

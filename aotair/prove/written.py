@@ -10,7 +10,7 @@ import torch
 
 from aotair_runtime.weights.compared import row_length
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numbers that are equal where all bits are
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numbers that are equal where all bits are, by their bytes
 _AT_ONCE = 1 << 14  # numbers that are looked at together
 
 
@@ -50,10 +50,6 @@ class Written:
         width = self.before.shape[-1] if self.before.dim() and self.before.numel() else 1
         return _in_rows(self.before)[self.at].view(-1, width), self.rows.view(-1, width)
 
-    def greatest(self) -> float:
-        """The greatest finite number that the state held, of those that it was left with or found with."""
-        return max(greatest(self.before), greatest(self.rows))
-
 
 def greatest(tensor: torch.Tensor) -> float:
     """The greatest finite number of a tensor; 0 of what is counted or has none."""
@@ -78,7 +74,8 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _unlike(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """The numbers of the rows whose bits differ. What is equal is passed over at once."""
-    bits = _BITS.get(before.element_size(), torch.int64)
+    wide = before.shape[1] * before.element_size() % 8 == 0
+    bits = torch.int64 if wide else _BITS[before.element_size()]
     step = max(1, _AT_ONCE // before.shape[1])
     pairs = zip(before.contiguous().view(bits).split(step), after.contiguous().view(bits).split(step))
     found = [
