@@ -1,8 +1,11 @@
 """Every bucket against the original model, run by the runtime itself; and that padding changes nothing."""
 
+import contextlib
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +25,7 @@ from ..errors import ProofError
 from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
 from ..recipe.job import Job
+from ..share import one_thread, shared_out
 from .apart import Apart, allowed, apart
 from .lived import Lived
 from .runs import Run, Runner
@@ -35,6 +39,8 @@ _FAST_PATH = (
 Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
 _SAMPLED = 2  # padded runs of a bucket, where not all are asked for
+_LARGE = 1 << 30  # bytes of weights: whose call keeps all cores busy by itself, and is not made by several processes
+_WORTH = 0.2  # seconds that a bucket takes to be worth another process
 
 
 @dataclass(frozen=True)
@@ -45,46 +51,68 @@ class Proved:
     golden: Mapping[str, torch.Tensor]
 
 
-def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None]) -> Proved:
-    """Raises ProofError at the first bucket that is wrong or whose padding is not neutral. `artifact` is what was
-    written: what the build holds in memory may be right where the file is not.
+def prove(
+    artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None], jobs: int = 1
+) -> Proved:
+    """In so many processes. Raises ProofError at the first bucket that is wrong or whose padding is not neutral.
+    `artifact` is what was written: what the build holds in memory may be right where the file is not.
 
     First every bucket is called once, as the model was built; what that writes into states says how these look in life,
     and from such ones every bucket is called again, and padded. With `verify: {level: sampled}` that is done for the
     smallest and the largest bucket of each entry point alone, and with fewer poisons.
     """
-    program = artifact.program
-    golden: dict[str, torch.Tensor] = {}
     # All before the first call: each remembers the first values of the buffers that it puts back.
     first = Original(original, job.entries[0])
     originals = [Original(original, one, like=first) for one in job.entries]
-    lived = Lived()
-    with on_host(artifact, job.target.allowed) as model:
+    large = sum(parameter.nbytes for parameter in original.parameters()) > _LARGE
+    with contextlib.nullcontext() if large else one_thread(), on_host(artifact, job.target.allowed) as model:
         provers = [
-            _Prover(Runner(one, entry, model, first), golden, lived, job.sampled)
-            for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True)
+            _Prover(Runner(one, entry, model, called), job.sampled)
+            for one, called, entry in zip(job.entries, originals, artifact.program.entry_points, strict=True)
         ]
         steps = [(prover, number) for prover in provers for number in range(len(prover.buckets))]
-        proofs = {}
-        for done, (prover, number) in enumerate(steps):
-            progress(done, 2 * len(steps))
-            proofs[prover, number] = prover.as_built(number)
-        states = lived.states(model.state)
-        for prover in provers:
-            prover.states = states
-        for done, (prover, number) in enumerate(steps, len(steps)):
-            progress(done, 2 * len(steps))
-            proofs[prover, number] = prover.in_life(number, proofs[prover, number])
-        for prover in provers:
-            for number, runs in prover.samples():
-                proof = proofs[prover, number]
-                proofs[prover, number] = replace(proof, padding=(*proof.padding, *runs))
-    progress(2 * len(steps), 2 * len(steps))
-    entries = []
-    for prover, entry in zip(provers, program.entry_points):
-        buckets = [replace(bucket, proof=proofs[prover, number]) for number, bucket in enumerate(entry.buckets)]
-        entries.append(replace(entry, buckets=tuple(buckets)))
-    return Proved(replace(program, entry_points=tuple(entries)), golden)
+        return _proved(artifact.program, steps, progress, 1 if large else jobs)
+
+
+def _proved(
+    program: Program, steps: Sequence[tuple["_Prover", int]], progress: Callable[[int, int], None], jobs: int
+) -> Proved:
+    total, begin = 2 * len(steps), time.perf_counter()
+    progress(0, total)
+    built = [prover.as_built(number) for prover, number in steps[:1]]
+    jobs = jobs if time.perf_counter() - begin > _WORTH else 1
+    tasks = [functools.partial(prover.as_built, number) for prover, number in steps[1:]]
+    built += shared_out(tasks, jobs, lambda begun: progress(begun + 1, total))
+    states = _lived(built, steps[0][0])
+    for prover, _ in steps:
+        prover.states = states
+    lives = [functools.partial(prover.in_life, number, one.proof) for (prover, number), one in zip(steps, built)]
+    proofs = dict(zip(steps, shared_out(lives, jobs, lambda begun: progress(begun + len(steps), total))))
+    calls = [(prover, call) for prover in dict.fromkeys(prover for prover, _ in steps) for call in prover.samples()]
+    samples = shared_out([functools.partial(prover.sample, *call) for prover, call in calls], jobs)
+    for (prover, _), (number, runs) in zip(calls, samples, strict=True):
+        if number is not None:
+            proofs[prover, number] = replace(proofs[prover, number], padding=(*proofs[prover, number].padding, *runs))
+    progress(total, total)
+    golden = {name: tensor for one in built for name, tensor in one.golden.items()}
+    return Proved(_with_proofs(program, list(proofs.values())), golden)
+
+
+def _lived(built: Sequence["_AsBuilt"], prover: "_Prover") -> Tensors:
+    """Random states, such as the calls from the states as built have left."""
+    lived = Lived()
+    for one in built:
+        for name, rows in one.wrote.items():
+            lived.saw(name, *rows)
+    return lived.states(prover.runner.model.state)
+
+
+def _with_proofs(program: Program, proofs: Sequence[Proof]) -> Program:
+    left, entries = iter(proofs), []
+    for entry in program.entry_points:
+        buckets = tuple(replace(bucket, proof=next(left)) for bucket in entry.buckets)
+        entries.append(replace(entry, buckets=buckets))
+    return replace(program, entry_points=tuple(entries))
 
 
 def on_host(
@@ -107,24 +135,35 @@ def on_host(
     return Model(artifact, open_device("cpu"), settings)
 
 
+@dataclass(frozen=True)
+class _AsBuilt:
+    """What a bucket's call from the states as built has shown, what of it is golden, and the rows that it wrote into
+    states, before and after."""
+
+    proof: Proof
+    golden: Mapping[str, torch.Tensor]
+    wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
 class _Prover:
     """Of one entry point. `states` are those from which calls are made as in life."""
 
-    def __init__(self, runner: Runner, golden: Tensors, lived: Lived, sampled: bool):
-        self._runner, self._golden, self._lived, self._sampled = runner, golden, lived, sampled
+    def __init__(self, runner: Runner, sampled: bool):
+        self.runner, self._sampled = runner, sampled
         self._job, self._entry, self._model = runner.job, runner.entry, runner.model
         self.buckets = self._entry.buckets
         self.states: Tensors = {}
 
-    def as_built(self, number: int) -> Proof:
+    def as_built(self, number: int) -> _AsBuilt:
         """One call of a bucket from the states as they were built; it is golden."""
         bucket = self.buckets[number]
         inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
-        want, got = self._runner.reference(inputs), self._runner.replay(inputs)
+        want, got = self.runner.reference(inputs), self.runner.replay(inputs)
         self._refuse_no_numbers(want)
         found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
-        self._record(number, inputs, want, found)
-        return Proof(found.error, (), found.units, self._sampled)
+        proof = Proof(found.error, (), found.units, self._sampled)
+        wrote = {name: written.changed() for name, written in want.states.items()}
+        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote)
 
     def in_life(self, number: int, proof: Proof) -> Proof:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
@@ -133,7 +172,7 @@ class _Prover:
         bucket, states = self.buckets[number], self.states
         if states:
             inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
-            want, got = self._runner.reference(inputs, states), self._runner.replay(inputs, states)
+            want, got = self.runner.reference(inputs, states), self.runner.replay(inputs, states)
             found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
             proof = replace(
                 proof,
@@ -142,15 +181,19 @@ class _Prover:
             )
         return replace(proof, padding=tuple(self._padding(number, bucket)))
 
-    def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
-        """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
-        bucket or the next larger one: its number, and the runs."""
-        for source, inputs in real_inputs(self._job):
-            want = self._runner.reference(inputs)
-            self._compare(want, self._runner.replay(inputs), source)
-            sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
-            if (number := self._larger(sizes)) is not None:
-                yield number, list(self._padded_sample(inputs, sizes, number, f"those of {source}"))
+    def samples(self) -> list[tuple[str, Tensors]]:
+        """The recipe's real inputs, and where each is from."""
+        return list(real_inputs(self._job))
+
+    def sample(self, source: str, inputs: Tensors) -> tuple[int | None, list[PaddingProof]]:
+        """Compare on real inputs too, through the bucket that a call would take; and padded, in such a bucket or the
+        next larger one: its number, and the runs."""
+        want = self.runner.reference(inputs)
+        self._compare(want, self.runner.replay(inputs), source)
+        sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
+        if (number := self._larger(sizes)) is None:
+            return None, []
+        return number, list(self._padded_sample(inputs, sizes, number, f"those of {source}"))
 
     def _larger(self, sizes: tuple[int, ...]) -> int | None:
         """The smallest bucket in which a call of these sizes is padded, or None."""
@@ -174,14 +217,14 @@ class _Prover:
 
     def _unpadded(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Run, Run]:
         """What the original leaves behind, and what the artifact does with inputs that are padded as it pads."""
-        want = self._runner.reference(inputs, self.states)
-        return want, self._runner.replay(inputs, self.states).shared(want)
+        want = self.runner.reference(inputs, self.states)
+        return want, self.runner.replay(inputs, self.states).shared(want)
 
     # ---- comparing ------------------------------------------------------------------------------------------
 
     def _refuse_no_numbers(self, want: Run) -> None:
         """Raises ProofError where the original answers NaN alone: whatever is compared with that agrees."""
-        for name, tensor in zip(want.names[: len(self._runner.outputs)], want.tensors):
+        for name, tensor in zip(want.names[: len(self.runner.outputs)], want.tensors):
             if tensor.numel() and bool(tensor.isnan().all()):
                 raise ProofError(
                     f"the original model's output {name!r} is NaN throughout, which proves nothing",
@@ -201,33 +244,30 @@ class _Prover:
                 expected=allowed(self._job.tolerance),
                 got=f"an error of {wrong.error:.3g} ({wrong.units:.3g} units in the last place)",
                 fix=_FAST_PATH
-                if self._runner.original.has_fast_path()
+                if self.runner.original.has_fast_path()
                 else "loosen verify if that is what the dtype "
                 "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: aotair debug "
                 "finds it",
             )
         return found
 
-    def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: Run, found: Apart) -> None:
-        """What is golden, and what calls write into states."""
-        entry, golden = self._entry.name, self._golden
-        for name, tensor in inputs.items():
-            golden[key(entry, number, "in", name)] = tensor
-        count = len(self._entry.outputs)
-        mutated, states = self._runner.mutated, self._model.state
-        for i, tensor in enumerate(want.tensors[:count]):
-            golden[key(entry, number, "out", i)] = tensor
+    def _golden(self, number: int, inputs: Tensors, want: Run, found: Apart) -> Tensors:
+        """What is stored of a call: its inputs, and what the original left behind."""
+        entry, count = self._entry.name, len(self._entry.outputs)
+        mutated, states = self.runner.mutated, self._model.state
+        golden = {key(entry, number, "in", name): tensor for name, tensor in inputs.items()}
+        golden |= {key(entry, number, "out", i): tensor for i, tensor in enumerate(want.tensors[:count])}
         for name, tensor in zip(mutated, want.tensors[count:], strict=True):
-            golden.update(changes(key(entry, number, "after", name), inputs[name], tensor))
+            golden |= changes(key(entry, number, "after", name), inputs[name], tensor)
         self._model.reset_state()
         for name, written in want.states.items():
-            golden.update(changes(key(entry, number, "state", name), states[name], written.whole()))
-            self._lived.saw(name, *written.changed())
+            golden |= changes(key(entry, number, "state", name), states[name], written.whole())
         places: list[tuple[str, object]] = [("out", i) for i in range(count)]
         places += [("after", name) for name in mutated] + [("state", name) for name in states]
         for place, name in zip(places, (*want.names, *(f"state {name}" for name in states)), strict=True):
             if name in found.slack:
                 golden[f"{key(entry, number, *place)}.slack"] = torch.tensor(found.slack[name], dtype=torch.float64)
+        return golden
 
     # ---- padding ------------------------------------------------------------------------------------------------
 
@@ -260,7 +300,7 @@ class _Prover:
         """Of a run with these `filled` inputs, with `plain` as the runtime pads; raises ProofError where either is not
         `want`."""
         bucket = self.buckets[number]
-        got = self._runner.replay(filled, self.states).cut(self._entry, sizes)
+        got = self.runner.replay(filled, self.states).cut(self._entry, sizes)
         found = self._check_padding(want, plain, sizes, bucket, chosen, words)
         identical = not apart(plain, got, _EXACT).wrong
         if not identical:
