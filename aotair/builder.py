@@ -18,10 +18,10 @@ from .debugger.finding import Debugged, Rung
 from .debugger.ladder import Form, copied
 from .debugger.search import Asked as AskedOfDebugger
 from .errors import ExportError, ModelError, RecipeError, SizesError, UnsupportedError
+from .export.entries import export_entries
 from .export.export import export, export_at
 from .export.exported import Exported
 from .export.identity import unified
-from .export.variants import export_buckets
 from .fingerprint import origin_of
 from .lower.bodies import defining_packages
 from .model.arguments import in_signatures_order
@@ -241,7 +241,7 @@ def _begun(
         with clock.stage("export"):
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
-            exported = _exported(model, job, observer)
+            exported = _exported(model, job, observer, asked.jobs)
         yield _Line(job, model, quantised, exported, observer, bisection, clock, place, asked.jobs)
 
 
@@ -367,9 +367,9 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
             raise sizes from None
 
 
-def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Exported]:
+def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int) -> list[Exported]:
     """The graphs of each entry point."""
-    found = [graph for one in job.entries for graph in export_buckets(model, one)]
+    found = export_entries(model, job.entries, jobs)
     exported = unified(found, [graph.entry for graph in found])
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):
