@@ -1,6 +1,7 @@
 """How is work shared out to several processes? They are copies of this one: each answers what this one would."""
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -13,6 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from .errors import ProcessError
+
+log = logging.getLogger("aotair")
 
 T = TypeVar("T")
 _NUMBER = 4  # bytes of a task's number
@@ -79,7 +82,8 @@ def _work(
             begun(task)
             try:
                 found[task] = tasks[task]()
-            except Exception:
+            except Exception as error:
+                log.debug("task %d fails in process %d: %s", task, os.getpid(), error, exc_info=True)
                 while os.read(queue, _NUMBER):  # nobody begins another one
                     pass
     return found

@@ -77,23 +77,24 @@ def prove(
 def _proved(
     program: Program, steps: Sequence[tuple["_Prover", int]], progress: Callable[[int, int], None], jobs: int
 ) -> Proved:
-    total, begin = 2 * len(steps), time.perf_counter()
-    progress(0, total)
-    built = [prover.as_built(number) for prover, number in steps[:1]]
-    jobs = jobs if time.perf_counter() - begin > _WORTH else 1
-    tasks = [functools.partial(prover.as_built, number) for prover, number in steps[1:]]
-    built += shared_out(tasks, jobs, lambda begun: progress(begun + 1, total))
+    built, begin, total = [], time.perf_counter(), 2 * len(steps)
+    for done, (prover, number) in enumerate(steps):
+        progress(done, total)
+        built.append(prover.as_built(number))
+    jobs = jobs if time.perf_counter() - begin > _WORTH * len(steps) else 1
     states = _lived(built, steps[0][0])
-    for prover, _ in steps:
+    provers = list(dict.fromkeys(prover for prover, _ in steps))
+    for prover in provers:
         prover.states = states
-    lives = [functools.partial(prover.in_life, number, one.proof) for (prover, number), one in zip(steps, built)]
-    proofs = dict(zip(steps, shared_out(lives, jobs, lambda begun: progress(begun + len(steps), total))))
-    calls = [(prover, call) for prover in dict.fromkeys(prover for prover, _ in steps) for call in prover.samples()]
-    samples = shared_out([functools.partial(prover.sample, *call) for prover, call in calls], jobs)
-    for (prover, _), (number, runs) in zip(calls, samples, strict=True):
-        if number is not None:
-            proofs[prover, number] = replace(proofs[prover, number], padding=(*proofs[prover, number].padding, *runs))
+    samples = [(prover, sample) for prover in provers for sample in prover.samples()]
+    tasks = [functools.partial(prover.in_life, number) for prover, number in steps]
+    tasks += [functools.partial(prover.sample, *sample) for prover, sample in samples]
+    shown = shared_out(tasks, jobs, lambda begun: progress(min(begun + len(steps), total), total))
     progress(total, total)
+    proofs = {step: one.proof for step, one in zip(steps, built)}
+    for prover, one in zip((*(prover for prover, _ in steps), *(prover for prover, _ in samples)), shown, strict=True):
+        if one.number is not None:
+            proofs[prover, one.number] = one.added_to(proofs[prover, one.number])
     golden = {name: tensor for one in built for name, tensor in one.golden.items()}
     return Proved(_with_proofs(program, list(proofs.values())), golden)
 
@@ -145,6 +146,24 @@ class _AsBuilt:
     wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """What other calls have shown of a bucket; of none, where its number is None."""
+
+    number: int | None = None
+    error: float = 0.0
+    units: float = 0.0
+    padding: tuple[PaddingProof, ...] = ()
+
+    def added_to(self, proof: Proof) -> Proof:
+        return replace(
+            proof,
+            max_abs_error=max(proof.max_abs_error, self.error),
+            units=max(proof.units, self.units),
+            padding=(*proof.padding, *self.padding),
+        )
+
+
 class _Prover:
     """Of one entry point. `states` are those from which calls are made as in life."""
 
@@ -165,35 +184,30 @@ class _Prover:
         wrote = {name: written.changed() for name, written in want.states.items()}
         return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote)
 
-    def in_life(self, number: int, proof: Proof) -> Proof:
+    def in_life(self, number: int) -> _Shown:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
         if self._sampled and number not in (0, len(self.buckets) - 1):
-            return proof
-        bucket, states = self.buckets[number], self.states
-        if states:
+            return _Shown()
+        bucket, found = self.buckets[number], Apart()
+        if self.states:
             inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
-            want, got = self.runner.reference(inputs, states), self.runner.replay(inputs, states)
+            want, got = self.runner.reference(inputs, self.states), self.runner.replay(inputs, self.states)
             found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
-            proof = replace(
-                proof,
-                max_abs_error=max(proof.max_abs_error, found.error),
-                units=max(proof.units, found.units),
-            )
-        return replace(proof, padding=tuple(self._padding(number, bucket)))
+        return _Shown(number, found.error, found.units, tuple(self._padding(number, bucket)))
 
     def samples(self) -> list[tuple[str, Tensors]]:
         """The recipe's real inputs, and where each is from."""
         return list(real_inputs(self._job))
 
-    def sample(self, source: str, inputs: Tensors) -> tuple[int | None, list[PaddingProof]]:
+    def sample(self, source: str, inputs: Tensors) -> _Shown:
         """Compare on real inputs too, through the bucket that a call would take; and padded, in such a bucket or the
-        next larger one: its number, and the runs."""
+        next larger one."""
         want = self.runner.reference(inputs)
         self._compare(want, self.runner.replay(inputs), source)
         sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
         if (number := self._larger(sizes)) is None:
-            return None, []
-        return number, list(self._padded_sample(inputs, sizes, number, f"those of {source}"))
+            return _Shown()
+        return _Shown(number, padding=tuple(self._padded_sample(inputs, sizes, number, f"those of {source}")))
 
     def _larger(self, sizes: tuple[int, ...]) -> int | None:
         """The smallest bucket in which a call of these sizes is padded, or None."""
