@@ -1,4 +1,4 @@
-"""A build in several processes: the same bytes as in one, the same refusals, and a killed process is one of them."""
+"""Entry points and proofs in several processes: the same bytes as in one, the same refusals, and a kill is one of them."""
 
 import os
 import signal
