@@ -20,10 +20,10 @@ from .debugger.finding import Debugged, Rung
 from .debugger.ladder import Form, copied
 from .debugger.search import Asked as AskedOfDebugger
 from .errors import ExportError, ModelError, RecipeError, SizesError, UnsupportedError
+from .export.entries import export_entries
 from .export.export import export, export_at
 from .export.exported import Exported
 from .export.identity import unified
-from .export.variants import export_buckets
 from .fingerprint import origin_of
 from .lower.bodies import defining_packages
 from .model.arguments import in_signatures_order
@@ -49,6 +49,7 @@ from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import pages
 from .reuse import built_like
+from .share import usable_cores
 from .summary import Bisection, Listener, Quantised, SharedOut, Summary
 
 
@@ -62,6 +63,7 @@ def build(
     post_grad_custom_post_pass: Callable[..., object] | None = None,
     listener: Listener | None = None,
     like: str | Path | None = None,
+    jobs: int | None = None,
     **parts: object,
 ) -> Path:
     """Build an artifact and return its path.
@@ -76,6 +78,7 @@ def build(
     `like`: an artifact of the same recipe with other weights; its programs and plans are taken as they are, so that a
     loaded model of the one takes the weights of the other (`Model.load_weights`). Weights, proof and golden tensors
     are made anew; where a build might make another program, that is an error.
+    `jobs`: how many processes share the work, by default as many as there are cores to use; the artifact is the same.
     Raises a subclass of AotairError, and leaves nothing behind, where the recipe cannot be built.
     """
     asked = _asked(recipe, model, parts)
@@ -84,7 +87,7 @@ def build(
     given = zip(CUSTOM_PASSES, (post_grad_custom_pre_pass, post_grad_custom_post_pass), strict=True)
     if passes := {option: function for option, function in given if function is not None}:
         config = (asked.recipe.config if config is None else config).model_copy(update=passes)
-    asked = replace(asked, config=config)
+    asked = replace(asked, config=config, jobs=_jobs(jobs))
     return Path(_build(lambda: asked, out, listener or Listener(), Bisection(), like).artifact)
 
 
@@ -94,9 +97,11 @@ def build_with_summary(
     listener: Listener,
     bisection: Bisection | None = None,
     like: str | Path | None = None,
+    jobs: int | None = None,
 ) -> Summary:
     """Build an artifact as `build` does, and say what it came to."""
-    return _build(lambda: _asked(recipe), out, listener, bisection or Bisection(), like)
+    ask = lambda: replace(_asked(recipe), jobs=_jobs(jobs))  # noqa: E731
+    return _build(ask, out, listener, bisection or Bisection(), like)
 
 
 def plan(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Program:
@@ -170,11 +175,19 @@ def _build(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A recipe, a model that is there already instead of its factory, and a config instead of its own."""
+    """A recipe, a model that is there already instead of its factory, a config instead of its own, and how many
+    processes share the work."""
 
     recipe: Recipe
     model: torch.nn.Module | None = None
     config: CompilerConfig | None = None
+    jobs: int = 1
+
+
+def _jobs(asked: int | None) -> int:
+    if asked is not None and (type(asked) is not int or asked < 1):
+        raise RecipeError("build: jobs= is no number of processes", expected="1 or more", got=repr(asked))
+    return usable_cores() if asked is None else asked
 
 
 def _asked(recipe: object, model: torch.nn.Module | None = None, parts: dict[str, object] | None = None) -> _Asked:
@@ -233,8 +246,8 @@ def _begun(
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
             with _shared(model, job) as shared:
-                exported = _exported(shared.model, job, observer)
-        yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place)
+                exported = _exported(shared.model, job, observer, asked.jobs)
+        yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place, asked.jobs)
 
 
 def _shared(model: torch.nn.Module, job: Job) -> contextlib.AbstractContextManager[Split]:
@@ -269,6 +282,7 @@ class _Line:
     bisection: Bisection
     clock: "_Clock"
     place: _Place | None
+    jobs: int
 
     def optimise(self) -> None:
         """All passes, over each graph in place."""
@@ -314,12 +328,12 @@ class _Line:
         refuse_over_budget(built.program, self.job.needs, self.job.where)
         counts = self.explained().counts()
         with self.clock.stage("prove"):
-            proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket)
+            proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket, self.jobs)
         with self.clock.stage("pack"):
             report = pages(proved.program, built, self.explained(), self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
-            check_written(folder, self.job.target.allowed, self.job.where)
+            check_written(folder, self.job.target.allowed, self.job.where, self.jobs)
         return self._summary(self.place, program, counts, nodes_before)
 
     def _summary(
@@ -386,9 +400,9 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
             raise sizes from None
 
 
-def _exported(model: torch.nn.Module, job: Job, observer: Observer) -> list[Exported]:
+def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int) -> list[Exported]:
     """The graphs of each entry point."""
-    found = [graph for one in job.entries for graph in export_buckets(model, one)]
+    found = export_entries(model, job.entries, jobs)
     exported = unified(found, [graph.entry for graph in found])
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):

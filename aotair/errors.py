@@ -44,6 +44,10 @@ class WriteError(AotairError):
     """The system does not let a file or an artifact be written; what was there is as it was."""
 
 
+class ProcessError(AotairError):
+    """A process that shares the work of a build was ended by the system."""
+
+
 class SignError(AotairError):
     """An artifact cannot be signed: its key, its certificate, or a package that is missing; it is as it was."""
 

@@ -1,6 +1,7 @@
 """The artifact's directory: written aside, checked by the runtime, put into place; the same input, same bytes."""
 
 import contextlib
+import functools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from .program import Built
 from .prove.prove import Proved, all_on_host
 from .prove.together import AllRanks
 from .recipe.job import Job
+from .share import shared_out
 
 # How a node may load an artifact, where that changes the way of a call. The proof has its inputs and outputs copied.
 _WAYS = (
@@ -127,31 +129,34 @@ def _copy(file: Path, to: Path, where: str) -> None:
         shutil.copyfileobj(source, copy, 1 << 20)
 
 
-def check_written(folder: Path, allowed: Allowed, where: str) -> None:
+def check_written(folder: Path, allowed: Allowed, where: str, jobs: int = 1) -> None:
     """What lies on disk loads and answers, however a node loads it that allows this. Raises ProofError."""
     artifact = open_artifact(folder)
-    for options in _WAYS:
-        chosen = ", ".join(f"{option}={value}" for option, value in options.items())
-        try:
-            with all_on_host(artifact, allowed, **options) as model:
-                wrong = [result for result in _replayed(model) if not result.within]
-        except AotairError as error:
-            raise ProofError(
-                f"the written artifact cannot be used with {chosen}: {error.what}",
-                where=error.where or where,
-                expected=error.expected or "an artifact that loads with each option",
-                got=error.got,
-                fix=error.fix,
-            ) from error
-        except Exception as error:
-            raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
-        if wrong:
-            raise ProofError(
-                f"the written artifact answers differently with {chosen}",
-                where=f"{where}: {wrong[0].entry}, bucket {wrong[0].bucket}",
-                expected="the original model's outputs",
-                got=f"an error of {wrong[0].max_abs_error:.3g}",
-            )
+    shared_out([functools.partial(_check_loaded, artifact, allowed, where, options) for options in _WAYS], jobs)
+
+
+def _check_loaded(artifact: Artifact, allowed: Allowed, where: str, options: Mapping[str, bool]) -> None:
+    chosen = ", ".join(f"{option}={value}" for option, value in options.items())
+    try:
+        with all_on_host(artifact, allowed, **options) as model:
+            wrong = [result for result in _replayed(model) if not result.within]
+    except AotairError as error:
+        raise ProofError(
+            f"the written artifact cannot be used with {chosen}: {error.what}",
+            where=error.where or where,
+            expected=error.expected or "an artifact that loads with each option",
+            got=error.got,
+            fix=error.fix,
+        ) from error
+    except Exception as error:
+        raise InternalError(f"the written artifact fails with {chosen}: {error}") from error
+    if wrong:
+        raise ProofError(
+            f"the written artifact answers differently with {chosen}",
+            where=f"{where}: {wrong[0].entry}, bucket {wrong[0].bucket}",
+            expected="the original model's outputs",
+            got=f"an error of {wrong[0].max_abs_error:.3g}",
+        )
 
 
 def _replayed(model: Model | AllRanks) -> Iterator[Comparison]:

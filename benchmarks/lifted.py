@@ -75,6 +75,15 @@ MODELS: dict[str, dict[str, object]] = {
 }
 # What of a model's attention torch's own lacks: it is written out.
 OWN_ATTENTION = {"GptOss": "attention with sinks", "Gemma2": "attention with soft caps"}
+# What a model does where no op of the NPU does the same, by kind and model.
+OWN = {("attention", name): f"{text} is written out: no op is it" for name, text in OWN_ATTENTION.items()} | {
+    (
+        "sums",
+        "Olmo2",
+    ): "what is added is normed before: of the sums only the last one, which is lifted, is normed itself",
+    ("sums", "Cohere2"): "the mean of the sum is taken off before it is normed: npu_add_rms_norm takes off none",
+    ("gates", "GptOss"): "the gate and what it lets through are clamped, and 1 is added: npu_swiglu does neither",
+}
 # By kind: the rules that lift it.
 KINDS = {
     "norms": ("lift_rms_norm",),
@@ -145,9 +154,8 @@ def _found(name: str) -> _Found:
     reasons: Counter[str] = Counter()
     for kind, rules in KINDS.items():
         if kinds[kind][0] < kinds[kind][1]:
-            own = kind == "attention" and name in OWN_ATTENTION
-            left = [f"{OWN_ATTENTION[name]} is written out: no op is it"] if own else _reasons(explained, kind, rules)
-            reasons.update(left)
+            own = f"{kind}: {OWN[kind, name]}" if (kind, name) in OWN else ""
+            reasons.update([own] if own else _reasons(explained, kind, rules))
     return _Found(kinds, reasons)
 
 

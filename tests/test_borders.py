@@ -21,10 +21,10 @@ OPTIONAL = {"npu.py": {"torch_npu"}, "signer.py": {"cryptography"}, "metrics.py"
 # The folders and files of both packages, in the order in which they may import each other: only what comes before.
 ORDER = {
     BUILDER: [
-        "errors", "disk", "log", "summary", "ops", "target", "graph", "fusion", "recipe", "model", "parallel", "export",
-        "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack", "fingerprint",
-        "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "builder", "commands",
-        "cli", "__main__", "__init__",
+        "errors", "disk", "log", "summary", "share", "ops", "target", "graph", "fusion", "recipe", "model", "parallel",
+        "export", "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack",
+        "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "builder",
+        "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "ranks",

@@ -39,6 +39,12 @@ from .options import ALLOW, ALLOW_OP, JSON, SET
     type=click.Path(path_type=Path),
     help="Take the programs of this artifact, built from the recipe with other weights.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Share the work out to so many processes; the artifact is the same.  [default: one for each usable core]",
+)
 @JSON
 def build(
     recipe: Path,
@@ -50,6 +56,7 @@ def build(
     stop_after: str | None,
     max_rewrites: int | None,
     like: Path | None,
+    jobs: int | None,
     as_json: bool,
 ) -> None:
     """Build RECIPE into an artifact, and prove it against the original model."""
@@ -65,7 +72,7 @@ def build(
     if dump_graph is not None:
         parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
     with Progress(quiet=as_json) as progress:
-        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like)
+        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like, jobs)
     echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
 
 

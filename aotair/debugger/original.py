@@ -74,7 +74,7 @@ class Reference:
         return Run(self.names, [*outputs, *(given[name] for name in self.mutated), *left])
 
     def _moved(self, call: Call) -> Run:
-        with Wider():  # type: ignore[no-untyped-call]  # torch's own __init__
+        with Wider():
             return self._run(call)
 
     def calls(self, sizes: tuple[int, ...]) -> Iterator[Named]:

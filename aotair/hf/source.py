@@ -19,6 +19,7 @@ from aotair_runtime.errors import WeightsError
 
 from ..errors import ModelError
 from ..target.target import Target
+from . import gguf_once
 from .quantised import is_quantised, load_quantised
 
 try:
@@ -79,6 +80,12 @@ class Source:
         files = [self.path] if self.is_gguf else sorted(file for file in self.path.iterdir() if file.is_file())
         found = [file.stat() for file in files]
         return tuple(part for one in found for part in (one.st_ino, one.st_mtime_ns, one.st_size))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block transformers reads it, without a word, and a GGUF file once for all purposes."""
+        with quietly(), gguf_once.parsed_once(self.version()) if self.is_gguf else contextlib.nullcontext():
+            yield
 
 
 def open_source(path: Path, where: str) -> Source:
@@ -152,14 +159,16 @@ def _read_config(source: Source, where: str) -> Any:
 def _config_of(path: Path, version: tuple[int, ...]) -> Any:
     """The configuration, which is copied before anybody may change it. Of a GGUF file transformers reads all that
     stands before the weights, for seconds."""
-    with quietly():
-        return transformers.AutoConfig.from_pretrained(**Source(path, None).place())
+    source = Source(path, None)
+    with source.reading():
+        return transformers.AutoConfig.from_pretrained(**source.place())
 
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer_of(path: Path, version: tuple[int, ...]) -> Any:
-    with quietly():
-        return transformers.AutoTokenizer.from_pretrained(**Source(path, None).place())
+    source = Source(path, None)
+    with source.reading():
+        return transformers.AutoTokenizer.from_pretrained(**source.place())
 
 
 def load(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: str) -> torch.nn.Module:
@@ -171,7 +180,7 @@ def load(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: s
         if is_quantised(source.config):
             return _quantised(source, kind, dtype, target, where)
     try:
-        with quietly():
+        with source.reading():
             model, report = kind.from_pretrained(
                 **source.place(), dtype=dtype, output_loading_info=True, **_by_kind(source)
             )
@@ -182,6 +191,8 @@ def load(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: s
             expected=f"a checkpoint of {type(source.config).__name__}",
             got=str(source.path),
         ) from error
+    finally:
+        gguf_once.forget()
     _refuse_unfit(report, type(model).__name__, source, where)
     found: torch.nn.Module = model.eval()
     return found

@@ -10,6 +10,10 @@ from ..graph.resolve import resolved
 from ..recipe.entry import EntryJob
 from .arguments import MethodArguments, register_results
 
+# Where a buffer is registered, and under which whole name, itself, and its value: a call may write into it, or put
+# another in its place.
+_Buffer = tuple[torch.nn.Module, str, str, torch.Tensor, torch.Tensor]
+
 
 @contextlib.contextmanager
 def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
@@ -28,19 +32,13 @@ def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
 
 
 class Original:
-    """One entry point of the model."""
+    """One entry point of the model. `like`: another entry point of the same, whose first values these are too."""
 
-    def __init__(self, model: torch.nn.Module, job: EntryJob):
+    def __init__(self, model: torch.nn.Module, job: EntryJob, like: "Original | None" = None):
         self._model, self._names, self._method = model, tuple(job.inputs), job.method
         self._arguments = MethodArguments(getattr(model, job.method), job)
         self._lists = tuple(name for name, item in job.inputs.items() if item.host)
-        # Where each is registered, itself, and its value: a call may write into it, or put another in its place.
-        self._first = [
-            (module, name, f"{path}.{name}" if path else name, buffer, _once(buffer).clone())
-            for path, module in model.named_modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        self._first: list[_Buffer] = _buffers_of(model) if like is None else like._first
 
     def __call__(
         self, inputs: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
@@ -80,6 +78,19 @@ class Original:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._model.named_buffers())
+
+    def first_values(self) -> dict[str, torch.Tensor]:
+        """What the buffers hold before a call that is given no others."""
+        return {name: resolved(value).expand(buffer.shape) for _, _, name, buffer, value in self._first}
+
+
+def _buffers_of(model: torch.nn.Module) -> list[_Buffer]:
+    return [
+        (module, name, f"{path}.{name}" if path else name, buffer, _once(buffer).clone())
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_MOST = 1 << 23  # numbers: what has more is rare, and memory for it is not kept
 # Ops that move numbers or choose among them.
 _EXACT = frozenset(
     [
@@ -64,7 +65,11 @@ _EXACT = frozenset(
 
 
 class Wider(TorchDispatchMode):
-    """Within it, sums are made in float64."""
+    """Within it, sums are made in float64. What operands are widened into serves all ops, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._memory: list[torch.Tensor] = []
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -74,7 +79,8 @@ class Wider(TorchDispatchMode):
         if not _sums(func) or not any(tensor.dtype in _NARROW for tensor in _tensors(plain)):
             return plain
         try:
-            wide = func(*_widened(args), **{name: _widened(value) for name, value in kwargs.items()})
+            wider = _Operands(self._memory)
+            wide = func(*wider.of(args), **{name: wider.of(value) for name, value in kwargs.items()})
         except RuntimeError:  # no kernel takes float64: what it answers is left as it is
             return plain
         return _rounded(wide, plain)
@@ -96,12 +102,30 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 
-def _widened(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_widened, value))
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
+class _Operands:
+    """Those of one op, each in memory of its own: what the system has just given takes longer to fill than to read."""
+
+    def __init__(self, memory: list[torch.Tensor]):
+        self._memory, self._count = memory, 0
+
+    def of(self, value: Any) -> Any:
+        """The value with what it holds of floats in float64."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self.of, value))
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value in _NARROW else value
+        return self._widened(value) if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
+
+    def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() > _MOST or not (tensor.is_contiguous() or (tensor.dim() == 2 and tensor.mT.is_contiguous())):
+            return tensor.double()
+        if self._count == len(self._memory):
+            self._memory.append(torch.empty(0, dtype=torch.float64))
+        if self._memory[self._count].numel() < tensor.numel():
+            self._memory[self._count] = torch.empty(tensor.numel(), dtype=torch.float64)
+        self._count += 1
+        place = self._memory[self._count - 1][: tensor.numel()]
+        return place.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def _rounded(wide: Any, plain: Any) -> Any:

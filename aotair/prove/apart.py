@@ -1,7 +1,8 @@
 """Is what a run left behind what the original leaves, within the tolerance, or within how far the original itself
 moves?"""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.weights.compared import Difference, difference, tolerance_text
 
 from .runs import Run
+from .written import Written, greatest, side_by_side
 
 MOVES = 32  # times as far as the original's own sums in float64 move a tensor, anything may be off
 _MOST = 128.0  # times as far as the tolerance goes, it may then be off: what moves more proves nothing
@@ -33,14 +35,37 @@ def apart(want: Run, got: Run, tolerance: Tolerance) -> Apart:
     error = units = 0.0
     wrong: dict[str, Difference] = {}
     slack: dict[str, float] = {}
-    for place, (name, wanted, gotten) in enumerate(zip(want.names, want.tensors, got.tensors, strict=True)):
+    for name, wanted, gotten, with_moved in _pairs(want, got):
         found = difference(gotten, wanted, tolerance)
         if not found.within and tolerance.scale and (moved := want.moved()) is not None:
-            found, slack[name] = _beside(gotten, wanted, moved.tensors[place], tolerance)
+            found, slack[name] = _beside(*with_moved(moved), tolerance)
         error, units = max(error, found.error), max(units, found.units)
         if not found.within:
             wrong[name] = found
     return Apart(error, units, wrong, slack)
+
+
+Beside = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]  # got, wanted, moved, the greatest number there
+
+
+def _pairs(want: Run, got: Run) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, Callable[[Run], Beside]]]:
+    """The name of each thing that calls leave behind, what is wanted of it and what came, and how both are laid beside
+    what the original moves."""
+    for place, (name, wanted, gotten) in enumerate(zip(want.names, want.tensors, got.tensors, strict=True)):
+        yield name, wanted, gotten, functools.partial(_tensors_beside, place, gotten, wanted)
+    for name, state in want.states.items():
+        other = got.states[name]
+        gotten, wanted = side_by_side(other, state)
+        yield f"state {name}", wanted, gotten, functools.partial(_states_beside, name, other, state)
+
+
+def _tensors_beside(place: int, got: torch.Tensor, want: torch.Tensor, moved: Run) -> Beside:
+    return got, want, moved.tensors[place], greatest(want)
+
+
+def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside:
+    mine, wanted, there = side_by_side(got, want, moved.states[name])
+    return mine, wanted, there, greatest(wanted)
 
 
 def allowed(tolerance: Tolerance) -> str:
@@ -52,7 +77,7 @@ def allowed(tolerance: Tolerance) -> str:
 
 
 def _beside(
-    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, tolerance: Tolerance
+    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance
 ) -> tuple[Difference, float]:
     """The difference, with the slack that the original's own movement gives. Numbers that are counted have none, but
     where the original itself counts otherwise."""
@@ -61,8 +86,7 @@ def _beside(
     if not (want.dtype.is_floating_point or want.is_complex()):
         return difference(torch.where(moved != want, want, got), want, tolerance), 0.0
     wide = torch.complex128 if want.is_complex() else torch.float64
-    step, size = (moved.to(wide) - want.to(wide)).abs(), want.to(wide).abs()
+    step = (moved.to(wide) - want.to(wide)).abs()
     far = float(torch.where(step.isfinite(), step, 0.0).max())
-    greatest = float(torch.where(size.isfinite(), size, 0.0).max())
-    slack = min(MOVES * far, min(_MOST * tolerance.scale, _MOST_SHARE) * greatest)
+    slack = min(MOVES * far, min(_MOST * tolerance.scale, _MOST_SHARE) * most)
     return difference(got, want, tolerance, slack), slack

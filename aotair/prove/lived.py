@@ -45,7 +45,7 @@ class Lived:
         seen.least = min(seen.least, float(rows[finite].min()))
         seen.greatest = max(seen.greatest, float(rows[finite].max()))
 
-    def states(self, states: Mapping[str, torch.Tensor], stream: int) -> dict[str, torch.Tensor]:
+    def states(self, states: Mapping[str, torch.Tensor], stream: int = 0) -> dict[str, torch.Tensor]:
         """Random values for floating-point states, with the mean and deviation of what was written at each place of the
         last dimension, and within its ends; around 0 with deviation 1 where too little was. Of other states only the
         model knows what they may be."""

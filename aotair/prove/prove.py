@@ -1,8 +1,11 @@
 """Every bucket against the original model, run by the runtime itself; and that padding changes nothing."""
 
+import contextlib
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,13 +20,13 @@ from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, T
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
-from aotair_runtime.weights.compared import difference
 from aotair_runtime.weights.golden import changes, key, state_part, state_shard
 
 from ..errors import ProofError, UnsupportedError
 from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
 from ..recipe.job import Job
+from ..share import one_thread, shared_out
 from .apart import Apart, allowed, apart
 from .lived import Lived
 from .runs import Run, Runner
@@ -39,6 +42,8 @@ Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
 _NO_TENSORS = (torch.empty(0),) * 2
 _SAMPLED = 2  # padded runs of a bucket, where not all are asked for
+_LARGE = 1 << 30  # bytes of weights: whose call keeps all cores busy by itself, and is not made by several processes
+_WORTH = 0.2  # seconds that a bucket takes to be worth another process
 
 
 @dataclass(frozen=True)
@@ -49,42 +54,69 @@ class Proved:
     golden: Mapping[str, torch.Tensor]
 
 
-def prove(artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None]) -> Proved:
-    """Raises ProofError at the first bucket that is wrong or whose padding is not neutral. `artifact` is what was
-    written: what the build holds in memory may be right where the file is not.
+def prove(
+    artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None], jobs: int = 1
+) -> Proved:
+    """In so many processes. Raises ProofError at the first bucket that is wrong or whose padding is not neutral.
+    `artifact` is what was written: what the build holds in memory may be right where the file is not.
 
     First every bucket is called once, as the model was built; what that writes into states says how these look in life,
     and from such ones every bucket is called again, and padded. With `verify: {level: sampled}` that is done for the
     smallest and the largest bucket of each entry point alone, and with fewer poisons.
     """
-    program = artifact.program
-    golden: dict[str, torch.Tensor] = {}
     # All before the first call: each remembers the first values of the buffers that it puts back.
-    originals = [Original(original, one) for one in job.entries]
-    lived = Lived()
-    with all_on_host(artifact, job.target.allowed) as model:
+    first = Original(original, job.entries[0])
+    originals = [Original(original, one, like=first) for one in job.entries]
+    large = sum(parameter.nbytes for parameter in original.parameters()) > _LARGE
+    with contextlib.nullcontext() if large else one_thread(), all_on_host(artifact, job.target.allowed) as model:
         provers = [
-            _Prover(Runner(one, entry, model, first), golden, lived, job.sampled)
-            for one, first, entry in zip(job.entries, originals, program.entry_points, strict=True)
+            _Prover(Runner(one, entry, model, called), job.sampled)
+            for one, called, entry in zip(job.entries, originals, artifact.program.entry_points, strict=True)
         ]
         steps = [(prover, number) for prover in provers for number in range(len(prover.buckets))]
-        proofs = {}
-        for done, (prover, number) in enumerate(steps):
-            progress(done, 2 * len(steps))
-            proofs[prover, number] = prover.as_built(number)
-        for done, (prover, number) in enumerate(steps, len(steps)):
-            progress(done, 2 * len(steps))
-            proofs[prover, number] = prover.in_life(number, proofs[prover, number])
-        for prover in provers:
-            for number, runs in prover.samples():
-                proof = proofs[prover, number]
-                proofs[prover, number] = replace(proof, padding=(*proof.padding, *runs))
-    progress(2 * len(steps), 2 * len(steps))
-    entries = []
-    for prover, entry in zip(provers, program.entry_points):
-        buckets = [replace(bucket, proof=proofs[prover, number]) for number, bucket in enumerate(entry.buckets)]
-        entries.append(replace(entry, buckets=tuple(buckets)))
-    return Proved(replace(program, entry_points=tuple(entries)), golden)
+        return _proved(artifact.program, steps, progress, 1 if large else jobs)
+
+
+def _proved(
+    program: Program, steps: Sequence[tuple["_Prover", int]], progress: Callable[[int, int], None], jobs: int
+) -> Proved:
+    built, begin, total = [], time.perf_counter(), 2 * len(steps)
+    for done, (prover, number) in enumerate(steps):
+        progress(done, total)
+        built.append(prover.as_built(number))
+    jobs = jobs if time.perf_counter() - begin > _WORTH * len(steps) else 1
+    states = _lived(built, steps[0][0])
+    provers = list(dict.fromkeys(prover for prover, _ in steps))
+    for prover in provers:
+        prover.states = states
+    samples = [(prover, sample) for prover in provers for sample in prover.samples()]
+    tasks = [functools.partial(prover.in_life, number) for prover, number in steps]
+    tasks += [functools.partial(prover.sample, *sample) for prover, sample in samples]
+    shown = shared_out(tasks, jobs, lambda begun: progress(min(begun + len(steps), total), total))
+    progress(total, total)
+    proofs = {step: one.proof for step, one in zip(steps, built)}
+    for prover, one in zip((*(prover for prover, _ in steps), *(prover for prover, _ in samples)), shown, strict=True):
+        if one.number is not None:
+            proofs[prover, one.number] = one.added_to(proofs[prover, one.number])
+    golden = {name: tensor for one in built for name, tensor in one.golden.items()}
+    return Proved(_with_proofs(program, list(proofs.values())), golden)
+
+
+def _lived(built: Sequence["_AsBuilt"], prover: "_Prover") -> Tensors:
+    """Random states, such as the calls from the states as built have left."""
+    lived = Lived()
+    for one in built:
+        for name, rows in one.wrote.items():
+            lived.saw(name, *rows)
+    return lived.states(prover.runner.model.state)
+
+
+def _with_proofs(program: Program, proofs: Sequence[Proof]) -> Program:
+    left, entries = iter(proofs), []
+    for entry in program.entry_points:
+        buckets = tuple(replace(bucket, proof=next(left)) for bucket in entry.buckets)
+        entries.append(replace(entry, buckets=buckets))
+    return replace(program, entry_points=tuple(entries))
 
 
 def on_host(artifact: Artifact, allowed: Allowed, **options: bool) -> Model:
@@ -126,56 +158,78 @@ def host_settings(
     )
 
 
-class _Prover:
-    """Of one entry point."""
+@dataclass(frozen=True)
+class _AsBuilt:
+    """What a bucket's call from the states as built has shown, what of it is golden, and the rows that it wrote into
+    states, before and after."""
 
-    def __init__(self, runner: Runner, golden: Tensors, lived: Lived, sampled: bool):
-        self._runner, self._golden, self._lived, self._sampled = runner, golden, lived, sampled
+    proof: Proof
+    golden: Mapping[str, torch.Tensor]
+    wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What other calls have shown of a bucket; of none, where its number is None."""
+
+    number: int | None = None
+    error: float = 0.0
+    units: float = 0.0
+    padding: tuple[PaddingProof, ...] = ()
+
+    def added_to(self, proof: Proof) -> Proof:
+        return replace(
+            proof,
+            max_abs_error=max(proof.max_abs_error, self.error),
+            units=max(proof.units, self.units),
+            padding=(*proof.padding, *self.padding),
+        )
+
+
+class _Prover:
+    """Of one entry point. `states` are those from which calls are made as in life."""
+
+    def __init__(self, runner: Runner, sampled: bool):
+        self.runner, self._sampled = runner, sampled
         self._job, self._entry, self._model = runner.job, runner.entry, runner.model
         self.buckets = self._entry.buckets
-        self._states: tuple[int, Tensors] = (-1, {})
+        self.states: Tensors = {}
 
-    def as_built(self, number: int) -> Proof:
+    def as_built(self, number: int) -> _AsBuilt:
         """One call of a bucket from the states as they were built; it is golden."""
         bucket = self.buckets[number]
         inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
-        want, got = self._runner.reference(inputs), self._runner.replay(inputs)
+        want, got = self.runner.reference(inputs), self.runner.replay(inputs)
         self._refuse_no_numbers(want)
         found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
-        self._record(number, inputs, want, found)
-        return Proof(found.error, (), found.units, self._sampled)
+        proof = Proof(found.error, (), found.units, self._sampled)
+        wrote = {name: written.changed() for name, written in want.states.items()}
+        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote)
 
-    def in_life(self, number: int, proof: Proof) -> Proof:
+    def in_life(self, number: int) -> _Shown:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
         if self._sampled and number not in (0, len(self.buckets) - 1):
-            return proof
-        bucket, states = self.buckets[number], self._states_of(number)
-        if states:
+            return _Shown()
+        bucket, found = self.buckets[number], Apart()
+        if self.states:
             inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
-            want, got = self._runner.reference(inputs, states), self._runner.replay(inputs, states)
+            want, got = self.runner.reference(inputs, self.states), self.runner.replay(inputs, self.states)
             found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
-            proof = replace(
-                proof,
-                max_abs_error=max(proof.max_abs_error, found.error),
-                units=max(proof.units, found.units),
-            )
-        return replace(proof, padding=tuple(self._padding(number, bucket)))
+        return _Shown(number, found.error, found.units, tuple(self._padding(number, bucket)))
 
-    def _states_of(self, number: int) -> Tensors:
-        """The random states of a bucket; those of the last one asked for are kept."""
-        if self._states[0] != number:
-            self._states = (number, self._lived.states(self._model.state, number))
-        return self._states[1]
+    def samples(self) -> list[tuple[str, Tensors]]:
+        """The recipe's real inputs, and where each is from."""
+        return list(real_inputs(self._job))
 
-    def samples(self) -> Iterator[tuple[int, list[PaddingProof]]]:
-        """Compare on the recipe's real inputs too, through the buckets that calls would take; and padded, in such a
-        bucket or the next larger one: its number, and the runs."""
-        for source, inputs in real_inputs(self._job):
-            want = self._runner.reference(inputs)
-            self._compare(want, self._runner.replay(inputs), source)
-            sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
-            if (number := self._larger(sizes)) is not None:
-                yield number, list(self._padded_sample(inputs, sizes, number, f"those of {source}"))
+    def sample(self, source: str, inputs: Tensors) -> _Shown:
+        """Compare on real inputs too, through the bucket that a call would take; and padded, in such a bucket or the
+        next larger one."""
+        want = self.runner.reference(inputs)
+        self._compare(want, self.runner.replay(inputs), source)
+        sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
+        if (number := self._larger(sizes)) is None:
+            return _Shown()
+        return _Shown(number, padding=tuple(self._padded_sample(inputs, sizes, number, f"those of {source}")))
 
     def _larger(self, sizes: tuple[int, ...]) -> int | None:
         """The smallest bucket in which a call of these sizes is padded, or None."""
@@ -191,23 +245,22 @@ class _Prover:
     ) -> Iterator[PaddingProof]:
         items, bucket = self._job.inputs_at(dict(zip(self._job.dims(), sizes))), self._entry.buckets[number]
         kinds = {name: poisons(item) for name, item in items.items() if item.pad == "any"}
-        want, plain = self._unpadded(inputs, number)
+        want, plain = self._unpadded(inputs)
         for turn in range(max(map(len, kinds.values()), default=1)):
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             filled = self._fill(inputs, bucket, chosen, turn)
             yield self._padding_proof(want, plain, filled, sizes, number, chosen, words)
 
-    def _unpadded(self, inputs: Mapping[str, torch.Tensor], number: int) -> tuple[Run, Run]:
+    def _unpadded(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Run, Run]:
         """What the original leaves behind, and what the artifact does with inputs that are padded as it pads."""
-        states = self._states_of(number)
-        want = self._runner.reference(inputs, states)
-        return want, self._runner.replay(inputs, states).shared(want)
+        want = self.runner.reference(inputs, self.states)
+        return want, self.runner.replay(inputs, self.states).shared(want)
 
     # ---- comparing ------------------------------------------------------------------------------------------
 
     def _refuse_no_numbers(self, want: Run) -> None:
         """Raises ProofError where the original answers NaN alone: whatever is compared with that agrees."""
-        for name, tensor in zip(want.names[: len(self._runner.outputs)], want.tensors):
+        for name, tensor in zip(want.names[: len(self.runner.outputs)], want.tensors):
             if tensor.numel() and bool(tensor.isnan().all()):
                 raise ProofError(
                     f"the original model's output {name!r} is NaN throughout, which proves nothing",
@@ -227,48 +280,47 @@ class _Prover:
                 expected=allowed(self._job.tolerance),
                 got=f"an error of {wrong.error:.3g} ({wrong.units:.3g} units in the last place)",
                 fix=_FAST_PATH
-                if self._runner.original.has_fast_path()
+                if self.runner.original.has_fast_path()
                 else "loosen verify if that is what the dtype "
                 "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: aotair debug "
                 "finds it",
             )
         return found
 
-    def _record(self, number: int, inputs: Mapping[str, torch.Tensor], want: Run, found: Apart) -> None:
-        """What is golden, and what calls write into states."""
-        entry, golden = self._entry.name, self._golden
-        for name, tensor in inputs.items():
-            golden[key(entry, number, "in", name)] = tensor
-        count = len(self._entry.outputs)
-        places: list[tuple[str, object]] = [("out", i) for i in range(count)]
-        places += [("after", name) for name in self._runner.mutated] + [("state", name) for name in self._model.state]
-        for i, tensor in enumerate(want.tensors[:count]):
-            golden[key(entry, number, "out", i)] = tensor
+    def _golden(self, number: int, inputs: Tensors, want: Run, found: Apart) -> Tensors:
+        """What is stored of a call: its inputs, and what the original left behind."""
+        entry, count = self._entry.name, len(self._entry.outputs)
+        mutated = self.runner.mutated
+        golden = {key(entry, number, "in", name): tensor for name, tensor in inputs.items()}
+        golden |= {key(entry, number, "out", i): tensor for i, tensor in enumerate(want.tensors[:count])}
+        for name, tensor in zip(mutated, want.tensors[count:], strict=True):
+            golden |= changes(key(entry, number, "after", name), inputs[name], tensor)
         self._model.reset_state()
-        before = [inputs[name] for name in self._runner.mutated] + list(self._model.state.values())
-        for place, old, tensor in zip(places[count:], before, want.tensors[count:], strict=True):
-            for own, one, other in self._parts(place, old, tensor):
-                golden.update(changes(key(entry, number, place[0], own), one, other))
-            if place[0] == "state":
-                self._lived.saw(str(place[1]), old, tensor)
-        for place, name in zip(places, want.names):
-            for own, _, _ in self._parts(place, *_NO_TENSORS) if name in found.slack else ():
+        states = self._model.state
+        for name, written in want.states.items():
+            for own, one, other in self._parts(name, states[name], written.whole()):
+                golden |= changes(key(entry, number, "state", own), one, other)
+        places: list[tuple[str, str, object]] = [(want.names[i], "out", i) for i in range(count)]
+        places += [(want.names[count + i], "after", name) for i, name in enumerate(mutated)]
+        places += [(f"state {n}", "state", own) for n in states for own, _, _ in self._parts(n, *_NO_TENSORS)]
+        for name, side, place in places:
+            if name in found.slack:
                 slack = torch.tensor(found.slack[name], dtype=torch.float64)
-                golden[f"{key(entry, number, place[0], own)}.slack"] = slack
+                golden[f"{key(entry, number, side, place)}.slack"] = slack
+        return golden
 
     def _parts(
-        self, place: tuple[str, object], before: torch.Tensor, after: torch.Tensor
-    ) -> Iterator[tuple[object, torch.Tensor, torch.Tensor]]:
-        """What is golden of a tensor before and after a call, with its name: of a state that ranks share out, each
-        part."""
+        self, name: str, before: torch.Tensor, after: torch.Tensor
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """What is golden of a state before and after a call, with its name: of one that ranks share out, each part."""
         program = self._model.program
-        shard = state_shard(program, str(place[1])) if place[0] == "state" else None
+        shard = state_shard(program, name)
         if shard is None:
-            yield (place[1], before, after)
+            yield name, before, after
             return
         for number in range(shard.parts):
             cut = (before, after) if before is after else (part_of(one, shard, number) for one in (before, after))
-            yield (state_part(str(place[1]), number), *cut)
+            yield (state_part(name, number), *cut)
 
     # ---- padding ------------------------------------------------------------------------------------------------
 
@@ -281,10 +333,10 @@ class _Prover:
             by_dim = dict(zip(self._job.dims(), sizes, strict=True))
             real, words = tilted(self._job.inputs_at(by_dim), random_inputs(self._job, by_dim, number), tilt)
             if (sizes, tilt) not in neutral:
-                neutral[sizes, tilt] = self._unpadded(real, number)
+                neutral[sizes, tilt] = self._unpadded(real)
             want, plain = neutral[sizes, tilt]
             if (sizes, tilt) not in turns[turn + 1 :]:
-                del neutral[sizes, tilt]  # each holds all states
+                del neutral[sizes, tilt]
             chosen = {name: kind[turn % len(kind)] for name, kind in kinds.items()}
             yield self._padding_proof(want, plain, self._fill(real, bucket, chosen, turn), sizes, number, chosen, words)
 
@@ -301,9 +353,9 @@ class _Prover:
         """Of a run with these `filled` inputs, with `plain` as the runtime pads; raises ProofError where either is not
         `want`."""
         bucket = self.buckets[number]
-        got = self._runner.replay(filled, self._states_of(number)).cut(self._entry, sizes)
+        got = self.runner.replay(filled, self.states).cut(self._entry, sizes)
         found = self._check_padding(want, plain, sizes, bucket, chosen, words)
-        identical = all(difference(*pair, _EXACT).within for pair in zip(got.tensors, plain.tensors))
+        identical = not apart(plain, got, _EXACT).wrong
         if not identical:
             found = self._check_padding(want, got, sizes, bucket, chosen, words)
         text = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the declared values"

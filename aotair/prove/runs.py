@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from ..model.reference import Original
 from ..model.wider import Wider
 from ..recipe.entry import EntryJob
 from .together import AllRanks
+from .written import Written
 
 log = logging.getLogger("aotair")
 
@@ -27,12 +28,13 @@ AS_BUILT: Tensors = {}
 
 @dataclass(frozen=True)
 class Run:
-    """What a call left behind: outputs, then mutated inputs, then states, with a name for each. `moved` makes the call
-    again, with sums in float64, once; None where the model cannot."""
+    """What a call left behind: outputs, then mutated inputs, with a name for each; and what it wrote into `states`.
+    `moved` makes the call again, with sums in float64, once; None where the model cannot."""
 
     names: list[str]
     tensors: list[torch.Tensor]
     moved: Callable[[], "Run | None"] = lambda: None
+    states: Mapping[str, Written] = field(default_factory=dict)
 
     def cut(self, entry: EntryPoint, sizes: Sequence[int]) -> "Run":
         """With the part of the outputs that calls of these sizes have."""
@@ -40,13 +42,13 @@ class Run:
         for tensor, spec in zip(self.tensors, entry.outputs):
             shape = [evaluate(expr, sizes) for expr in spec.shape]
             outputs.append(tensor[tuple(slice(0, size) for size in shape)])
-        return Run(self.names, outputs + self.tensors[len(outputs) :])
+        return replace(self, tensors=outputs + self.tensors[len(outputs) :])
 
     def shared(self, other: "Run") -> "Run":
         """The same, and what is equal to the other's is that: what lasts longer than the next call holds nothing
         twice."""
         pairs = zip(self.tensors, other.tensors, strict=True)
-        return Run(self.names, [theirs if same(mine, theirs) else mine.clone() for mine, theirs in pairs])
+        return replace(self, tensors=[theirs if same(mine, theirs) else mine.clone() for mine, theirs in pairs])
 
 
 def put_states(model: Model | AllRanks, states: Tensors) -> None:
@@ -81,33 +83,36 @@ class Runner:
                 fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
                 "which is the smallest: dimensions: {NAME: {min: SIZE}}",
             ) from error
-        return Run(run.names, run.tensors, functools.cache(lambda: self._moved(inputs, states)))
+        return replace(run, moved=functools.cache(lambda: self._moved(inputs, states)))
 
     def replay(self, inputs: Tensors, states: Tensors = AS_BUILT) -> Run:
-        """What the artifact leaves behind; its states are the model's own, until the next call."""
+        """What the artifact leaves behind."""
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         if states.keys() != {item.name for item in self.model.program.state}:
             self.model.reset_state()
         put_states(self.model, states)
         outputs = self.model.entry_points[self.entry.name].flat([given[spec.name] for spec in self.entry.inputs])
-        return self._run(outputs, given, self.model.state)
+        return self._run(outputs, given, self.model.state, states)
 
     def _reference(self, inputs: Tensors, states: Tensors) -> Run:
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         outputs, buffers = self.original(given, states), self.original.buffers()
-        return self._run(outputs, given, {name: resolved(buffers[name]).clone() for name in self.model.state})
+        left = {item.name: resolved(buffers[item.name]) for item in self.model.program.state}
+        return self._run(outputs, given, left, states)
 
     def _moved(self, inputs: Tensors, states: Tensors) -> Run | None:
         try:
-            with Wider():  # type: ignore[no-untyped-call]  # torch's own __init__
+            with Wider():
                 return self._reference(inputs, states)
         except Exception as error:
             log.debug("%s: not with sums in float64: %s", self.job.where, error)
             return None
 
-    def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, states: Tensors) -> Run:
-        names = self.outputs + [f"input {n}" for n in self.mutated] + [f"state {n}" for n in states]
-        return Run(names, [*outputs, *(inputs[name] for name in self.mutated), *states.values()])
+    def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, left: Tensors, states: Tensors) -> Run:
+        names = self.outputs + [f"input {name}" for name in self.mutated]
+        before = self.original.first_values() | dict(states)
+        written = {name: Written.between(before[name], state) for name, state in left.items()}
+        return Run(names, [*outputs, *(inputs[name] for name in self.mutated)], states=written)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

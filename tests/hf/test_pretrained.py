@@ -17,7 +17,9 @@ from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
 from aotair.cli import main
 from aotair.errors import ModelError, RecipeError
+from aotair.export import entries
 from aotair.hf.scaffold import recipe_of
+from aotair.prove import prove
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.artifact.companions import companion, companions
 from examples.generate import generate
@@ -66,6 +68,20 @@ def test_init_writes_a_recipe_that_builds_as_it_stands(checkpoint: Path, tmp_pat
         ],
     )
     assert built.exit_code == 0, built.output
+
+
+def test_several_processes_make_the_same_artifact(artifact: Path, checkpoint: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(entries, "_WORTH", 0)
+    monkeypatch.setattr(prove, "_WORTH", 0.0)
+    buckets = {"prefill": {"batch": [1, 2], "seq": [8, 32]}, "decode": {"batch": [1, 2]}}
+    recipe = {
+        "name": "tiny",
+        "model": {"pretrained": str(checkpoint), "kwargs": {"slots": 2, "length": 64}},
+        "entry_points": {name: {"buckets": sizes} for name, sizes in buckets.items()},
+    }
+    shared = aotair.build(recipe, tmp_path / "tiny.aotair", jobs=2)
+    for name in ("program.msgpack", "weights.safetensors", "golden.safetensors"):
+        assert (shared / name).read_bytes() == (artifact / name).read_bytes()
 
 
 def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_path: Path):

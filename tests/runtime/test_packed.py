@@ -283,6 +283,20 @@ def test_the_pages_of_packed_weights_are_given_back_and_read_again(wide: Path, m
         assert resident(weight) == pages(weight)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
+def test_the_pages_of_a_table_that_is_packed_too_are_read_again_where_a_call_needs_them(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(onednn, "_is_amd", lambda: True)
+    model = torch.nn.Sequential(torch.nn.Embedding(20_000, 64), torch.nn.Linear(64, 20_000, bias=False))
+    model[1].weight = model[0].weight
+    ids = {"shape": [1, 32], "dtype": "int64", "range": [0, 20_000]}
+    path = aotair.build(model=model, name="tied", out=tmp_path / "tied.aotair", inputs={"input": ids})
+    with aotair.load(path) as loaded:
+        (weight,) = loaded._resident.constants
+        assert resident(weight) < pages(weight) / 2
+        given = torch.randint(20_000, (1, 32))
+        torch.testing.assert_close(loaded(given), model(given), rtol=1e-4, atol=1e-4)
+
+
 def resident(tensor: torch.Tensor) -> int:
     """How many of the pages in which a tensor lies this process has mapped, by the system's own table of them."""
     page = mmap.PAGESIZE

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from cases import RECIPES
 from models import Shared
-from rank_scenarios import ids
 from rank_processes import said, started
+from rank_scenarios import ids
 
 import aotair
 from aotair.model.load import load_model

@@ -1,5 +1,6 @@
 """Copies of states: equal, apart from each other and from what they were copied of, whatever they hold."""
 
+import os
 import resource
 
 import pytest
@@ -36,3 +37,12 @@ def test_zeros_take_no_memory_before_they_are_written_to():
     found = zeros.copies([tensor] * 8)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert len(found) == 8 and (after - before) < 300 << 10, "in KiB: one look at the tensor, not eight copies"
+
+
+def test_a_copy_of_the_process_has_copies_of_its_own():
+    found = zeros.memory(1 << 16)
+    if not (process := os.fork()):
+        found.numpy().fill(1)
+        os._exit(0)
+    os.waitpid(process, 0)
+    assert not found.any()

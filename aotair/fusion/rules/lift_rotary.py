@@ -1,4 +1,4 @@
-"""A rotary embedding by rotated halves, or by rotated neighbours -> npu_rotary_mul."""
+"""A rotary embedding by rotated halves, by rotated neighbours, or half by half -> npu_rotary_mul."""
 
 from collections.abc import Sequence
 
@@ -38,6 +38,14 @@ def _halves(first: PatternExpr, second: PatternExpr) -> PatternExpr:
 def _neighbours() -> PatternExpr:
     pairs = call(_aten.stack.default, [call(_aten.neg.default, _ODD), _EVEN], KeywordArg("dim"))
     return call([_aten.view.default, _aten._unsafe_view.default], pairs, KeywordArg("flat"))
+
+
+def _half_by_half(first: PatternExpr, second: PatternExpr) -> PatternExpr:
+    """Each half of the result from both of x, with cosines and sines for one half."""
+    mul = _aten.mul.Tensor
+    ahead = call(_aten.sub.Tensor, call(mul, first, _COS), call(mul, second, _SIN))
+    behind = call(_aten.add.Tensor, call(mul, second, _COS), call(mul, first, _SIN))
+    return call(_aten.cat.default, [ahead, behind], KeywordArg("dim"))
 
 
 def _sums(turned: PatternExpr) -> list[PatternExpr]:
@@ -100,7 +108,33 @@ def _check_neighbours(
     return None
 
 
-def _refuses(x: Node, cos: Node, sin: Node, *dims: int) -> str | None:
+def _check_half_by_half(x: Node, cos: Node, sin: Node, size: int | Node, dim: int, dim1: int) -> str | None:
+    if isinstance(size, Node):
+        return f"{x.name} is split by a symbolic size"
+    if val(x).shape[-1] != 2 * size:
+        return f"the last dimension of {x.name} is not split into halves"
+    return _refuses(x, cos, sin, dim, dim1, parts=2)
+
+
+def _check_neighbours_by_half(
+    x: Node,
+    cos: Node,
+    sin: Node,
+    dim: int,
+    dim1: int,
+    dim2: int,
+    start1: object,
+    start2: object,
+    step1: object,
+    step2: object,
+) -> str | None:
+    if (start1, start2, step1, step2) != (0, 1, 2, 2):
+        return f"not every other element of {x.name} is turned"
+    return _refuses(x, cos, sin, dim, dim1, dim2, parts=2)
+
+
+def _refuses(x: Node, cos: Node, sin: Node, *dims: int, parts: int = 1) -> str | None:
+    """`parts`: of how many that are alike the cosines and sines are one."""
     rank, width = val(x).dim(), val(x).shape[-1]
     if rank != 4:
         return f"{x.name} has {rank} dimensions, npu_rotary_mul takes 4"
@@ -115,7 +149,7 @@ def _refuses(x: Node, cos: Node, sin: Node, *dims: int) -> str | None:
     for node in (cos, sin):
         if val(node).dtype not in (*HALVES, torch.float32) or val(node).dtype != val(cos).dtype:
             return f"{node.name} is {dtype_text(node)} and {x.name} is {dtype_text(x)}"
-        if val(node).dim() != 4 or val(node).shape[-1] != width or not _spread(val(node).shape, val(x).shape):
+        if val(node).dim() != 4 or val(node).shape[-1] != width // parts or not _spread(val(node).shape, val(x).shape):
             return f"{node.name} has the shape {list(val(node).shape)} for {x.name} of {list(val(x).shape)}"
     return None if all(map(same, val(cos).shape, val(sin).shape)) else f"{cos.name} and {sin.name} differ in shape"
 
@@ -146,6 +180,14 @@ def _replace_neighbours(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -
     return (turned.view(batch, length, heads, width).transpose(1, 2),)
 
 
+def _replace_half_by_half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Results:
+    return _replace(x, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))
+
+
+def _replace_neighbours_by_half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Results:
+    return _replace_half_by_half(torch.cat([x[..., 0::2], x[..., 1::2]], -1), cos, sin)
+
+
 def _check_complex(x: Node) -> str:
     return f"{x.name} is turned as complex numbers, which no kernel of the NPU takes"
 
@@ -163,6 +205,8 @@ def _variants() -> tuple[Fused, ...]:
         *(Fused(pattern, _replace, _check_slices, slices) for pattern in _sums(_halves(_FIRST, _SECOND))),
         *(Fused(pattern, _replace, _check_split) for pattern in _sums(_halves(*split))),
         *(Fused(pattern, _replace_neighbours, _check_neighbours) for pattern in _sums(_neighbours())),
+        Fused(_half_by_half(*split), _replace_half_by_half, _check_half_by_half),
+        Fused(_half_by_half(_EVEN, _ODD), _replace_neighbours_by_half, _check_neighbours_by_half),
         Fused(_complex(), _replace, _check_complex),
     )
 

@@ -12,7 +12,8 @@ def memory(nbytes: int) -> torch.Tensor:
     """Bytes that are zero, so that nothing of this process can be read in them, and that cannot be made more. Raises
     RuntimeError, as torch's own allocator does, where the system has none left."""
     try:
-        whole = mmap.mmap(-1, max(nbytes, 1))  # kept alive by the tensor
+        # Its own, not that of copies of the process too; kept alive by the tensor.
+        whole = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise RuntimeError(f"can't allocate memory: {nbytes:,} bytes ({error.strerror})") from None
     return torch.frombuffer(whole, dtype=torch.uint8)[:nbytes]

@@ -10,7 +10,7 @@ from ..capture.graphs import Resident
 from ..devices import Device, Packed
 from ..devices.forms import packs
 from ..errors import MalformedError
-from ..format.packed import NEEDED, only_packed, packed_constants
+from ..format.packed import NEEDED, packed_constants
 from ..memory.promise import plain_elsewhere
 
 
@@ -20,9 +20,10 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
     constants = _placed(artifact, device, pack_weights)
     states = device.copies([constants[state.constant] for state in artifact.program.state])
     packed = _packed(artifact, constants, device, pack_weights)
-    if packed and artifact.is_mapped and device.is_host:
-        for number in only_packed(artifact.program, lambda number, op: (number, op) in packed):
-            give_back(constants[number])
+    if artifact.is_mapped and device.is_host:
+        for number in {number for number, _ in packed}:
+            if constants[number].data_ptr() == artifact.constants[number].data_ptr():
+                give_back(constants[number])
     return Resident(constants, states, packed)
 
 

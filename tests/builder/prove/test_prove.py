@@ -12,7 +12,6 @@ from aotair.errors import ProofError
 from aotair.export.export import export
 from aotair.pack import lay_down
 from aotair.program import build_program
-from aotair.prove.lived import Lived
 from aotair.prove.prove import Proved, _Prover, on_host, prove
 from aotair.prove.runs import Runner
 from aotair_runtime.artifact.open import Artifact, open_artifact, read_program
@@ -348,7 +347,7 @@ def prover(tmp_path, inputs: dict, buckets: dict) -> _Prover:
     artifact, job = laid(model_of(lambda self, x: x * 3), tmp_path, inputs, buckets)
     (entry,) = artifact.program.entry_points
     with on_host(artifact, Allowed()) as model:
-        return _Prover(Runner(job.entries[0], entry, model, None), {}, Lived(), False)
+        return _Prover(Runner(job.entries[0], entry, model, None), False)
 
 
 def test_a_sample_is_padded_in_the_smallest_bucket_that_is_larger(tmp_path):

@@ -177,3 +177,32 @@ def test_complex_numbers_are_told_of():
         return (torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(3),)
 
     declines("lift_rotary", "turned as complex numbers", function, X.float(), *(half(4, 16).float(),) * 2)
+
+
+def _half_by_half(first, second, cos, sin):
+    return (torch.cat([first * cos - second * sin, second * cos + first * sin], -1),)
+
+
+def test_halves_that_are_written_out():
+    cos, sin = half(1, 1, 4, 16), half(1, 1, 4, 16, seed=1)
+    fires("lift_rotary", "npu_rotary_mul", lambda x, *turn: _half_by_half(*x.chunk(2, -1), *turn), X, cos, sin)
+
+    def neighbours(x, *turn):
+        return _half_by_half(x[..., 0::2], x[..., 1::2], *turn)
+
+    fires("lift_rotary", "npu_rotary_mul", neighbours, X, cos, sin)
+    declines("lift_rotary", "has the shape [1, 3, 4, 16]", neighbours, half(2, 3, 4, 32), half(1, 3, 4, 16), sin)
+
+    def swapped(x, *turn):
+        return _half_by_half(x[..., 1::2], x[..., 0::2], *turn)
+
+    declines("lift_rotary", "not every other element", swapped, X, cos, sin)
+    uneven = half(2, 3, 4, 48)
+    declines(
+        "lift_rotary",
+        "is not split into halves",
+        lambda x, *turn: _half_by_half(*x.split(16, -1)[:2], *turn),
+        uneven,
+        cos,
+        sin,
+    )

@@ -1,0 +1,86 @@
+"""What a call wrote into a state: the rows that it left otherwise, and nothing of the others.
+
+A step of a language model writes a few rows of large caches: what holds and compares these whole spends its time there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aotair_runtime.weights.compared import row_length
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numbers that are equal where all bits are, by their bytes
+_AT_ONCE = 1 << 14  # numbers that are looked at together
+
+
+@dataclass(frozen=True)
+class Written:
+    """`before` is the state as the call found it, which is held by others and stays as it is; `at` the numbers of the
+    rows that the call left otherwise, and `rows` what they are now. A row is what `difference` takes for one."""
+
+    before: torch.Tensor
+    at: torch.Tensor
+    rows: torch.Tensor
+
+    @staticmethod
+    def between(before: torch.Tensor, after: torch.Tensor) -> "Written":
+        """What turns `before` into `after`; all of it where these are not of one kind."""
+        if before.shape != after.shape or before.dtype != after.dtype:
+            whole = _in_rows(after).clone()
+            return Written(after.clone(), torch.arange(len(whole)), whole)
+        rows = _in_rows(after)
+        at = _unlike(_in_rows(before), rows)
+        return Written(before, at, rows[at])
+
+    def whole(self) -> torch.Tensor:
+        """The state as the call left it."""
+        rows = _in_rows(self.before).clone()
+        rows[self.at] = self.rows
+        return rows.view(self.before.shape)
+
+    def on(self, at: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers, among which are those that were written, as the call left them."""
+        rows = _in_rows(self.before)[at]
+        rows[torch.searchsorted(at, self.at)] = self.rows
+        return rows
+
+    def changed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that were written, before and after, with the state's own last dimension."""
+        width = self.before.shape[-1] if self.before.dim() and self.before.numel() else 1
+        return _in_rows(self.before)[self.at].view(-1, width), self.rows.view(-1, width)
+
+
+def greatest(tensor: torch.Tensor) -> float:
+    """The greatest finite number of a tensor; 0 of what is counted or has none."""
+    if not tensor.numel() or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return 0.0
+    size = tensor.abs()
+    return float(torch.where(size.isfinite(), size, 0.0).max())
+
+
+def side_by_side(*runs: Written) -> Sequence[torch.Tensor]:
+    """The same state after several calls from the same values: the rows that any of them has written, in each."""
+    first = runs[0].before
+    if any(one.before.shape != first.shape or one.before.dtype != first.dtype for one in runs):
+        return [one.whole() for one in runs]
+    at = torch.cat([one.at for one in runs]).unique()
+    return [one.on(at) for one in runs]
+
+
+def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, max(1, row_length(tensor.shape)))
+
+
+def _unlike(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The numbers of the rows whose bits differ. What is equal is passed over at once."""
+    wide = before.shape[1] * before.element_size() % 8 == 0
+    bits = torch.int64 if wide else _BITS[before.element_size()]
+    step = max(1, _AT_ONCE // before.shape[1])
+    pairs = zip(before.contiguous().view(bits).split(step), after.contiguous().view(bits).split(step))
+    found = [
+        (mine != theirs).any(1).nonzero().flatten() + number * step
+        for number, (mine, theirs) in enumerate(pairs)
+        if not torch.equal(mine, theirs)
+    ]
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,70 @@
+"""What a call wrote into a state: the rows that differ, of any kind of tensor, and two calls side by side."""
+
+import pytest
+import torch
+
+from aotair.prove.apart import apart
+from aotair.prove.runs import Run
+from aotair.prove.written import Written, greatest, side_by_side
+from aotair_runtime.format.schema import Tolerance
+
+SCALE = Tolerance(0.0, 0.0, 64 * 2.0**-23)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 8), (4, 0), (0, 100), (2, 300, 4, 16), (2, 3, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128])
+def test_it_turns_what_was_there_into_what_is(shape: tuple[int, ...], dtype: torch.dtype):
+    before = torch.randn(shape).to(dtype)
+    after = before.clone()
+    if after.numel():
+        after.view(-1)[-1] = 7
+    found = Written.between(before, after)
+    assert torch.equal(found.whole(), after) and len(found.at) <= 1
+    assert not len(Written.between(before, before.clone()).at)
+    old, new = found.changed()
+    assert old.shape == new.shape and new.shape[-1] == (shape[-1] if shape and after.numel() else new.shape[-1])
+
+
+def test_a_number_is_another_where_its_bits_are():
+    before = torch.tensor([0.0, torch.nan, 1.0]).repeat_interleave(64)
+    after = before.clone()
+    after[0] = -0.0
+    assert Written.between(before, after).at.tolist() == [0]
+
+
+def test_rows_that_one_call_wrote_are_laid_beside_those_of_the_other():
+    before = torch.arange(10.0)[:, None].expand(10, 64).contiguous()
+    one, other = before.clone(), before.clone()
+    one[2], other[7] = -1.0, -2.0
+    mine, theirs = side_by_side(Written.between(before, one), Written.between(before, other))
+    assert mine[:, 0].tolist() == [-1.0, 7.0] and theirs[:, 0].tolist() == [2.0, -2.0]
+
+
+def test_a_state_of_another_shape_is_compared_whole():
+    before, found = torch.zeros(4, 64), Written.between(torch.zeros(4, 64), torch.ones(2, 64))
+    mine, theirs = side_by_side(Written.between(before, before), found)
+    assert mine.shape == (4, 64) and theirs.shape == (2, 64)
+
+
+def test_a_row_that_only_one_call_wrote_is_a_fault():
+    before = torch.randn(100, 64)
+    after = before.clone()
+    after[3] += 1
+    want, got = (Run([], [], states={"cache": Written.between(before, state)}) for state in (before, after))
+    assert set(apart(want, got, SCALE).wrong) == {"state cache"}
+    assert not apart(want, want, SCALE).wrong
+
+
+def test_what_the_original_moves_of_a_state_is_asked_where_it_is_beyond_the_tolerance():
+    before = torch.zeros(100, 64)
+    left = [before.clone() for _ in range(3)]
+    for state, value in zip(left, (1.0, 1 + 1e-5, 1 + 1e-4)):
+        state[5] = value
+    want, moved, got = ({"cache": Written.between(before, state)} for state in left)
+    assert not apart(Run([], [], lambda: Run([], [], states=moved), want), Run([], [], states=got), SCALE).wrong
+    assert apart(Run([], [], lambda: Run([], [], states=want), want), Run([], [], states=got), SCALE).wrong
+
+
+def test_the_greatest_number_is_finite_and_no_count():
+    assert greatest(torch.tensor([1.0, -3.0, torch.inf, torch.nan])) == 3.0
+    assert greatest(torch.tensor([True])) == greatest(torch.tensor([9])) == greatest(torch.empty(0)) == 0.0
