@@ -1,0 +1,38 @@
+"""What does each rank do with an artifact of several ranks? Functions for `ranks.Ranks`."""
+
+import simcann
+import torch
+
+import aotair_runtime
+from aotair_runtime.weights.golden import replay_golden
+
+
+def calls(path: str, inputs: list[torch.Tensor], seeds: int, other: str) -> dict[str, object]:
+    """The answers to inputs, as captured and in random orders; the golden tensors; and with other weights."""
+    with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
+        before = simcann.collectives()
+        found: dict[str, object] = {"answers": [_answer(model, one) for one in inputs]}
+        found["collectives"] = simcann.collectives() - before
+        orders = []
+        for seed in range(1, seeds + 1):
+            with simcann.schedule(seed):
+                orders += [_answer(model, one) for one in inputs]
+        found["orders"] = orders
+        found["golden"] = [result.within for result in replay_golden(model)]
+        model.load_weights(other)
+        found["other"] = [_answer(model, one) for one in inputs]
+        found["captures"] = model.stats().captures
+    return found
+
+
+def _answer(model: aotair_runtime.Model, given: torch.Tensor) -> torch.Tensor:
+    model.reset_state()
+    made = model(given.to(model.device))
+    model.synchronize()
+    return made.cpu()
+
+
+def answers(path: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of a model without states."""
+    with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
+        return [model(one.to(model.device)).cpu() for one in inputs]

@@ -1,0 +1,67 @@
+"""Do artifacts of several ranks run on simulated NPUs, over torch_npu's own HCCL, captured, in any legal order?"""
+
+from pathlib import Path
+
+import pytest
+import rankmodels
+import safetensors.torch
+import torch
+from cases import MODELS, RECIPES
+from models import Shared, SharesItself
+from ranks import Ranks
+
+import aotair
+from aotair.model.load import load_model
+from aotair.recipe.job import job_of
+from aotair.recipe.read import parse_recipe
+
+SEEDS = 25
+OWN = {
+    "name": "own",
+    "model": {"factory": f"{MODELS}:SharesItself"},
+    "inputs": {"x": {"shape": ["n", 16], "dtype": "float32"}},
+    "buckets": {"n": [2, 6]},
+    "mesh": {"tp": 2},
+    "parallel": "model",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as found:
+        yield found
+
+
+def original(recipe: dict) -> torch.nn.Module:
+    return load_model(job_of(parse_recipe(recipe | {"mesh": {}, "parallel": "auto"})))
+
+
+def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_path: Path):
+    recipe = RECIPES["shared"] | {"target": {"device": "npu"}}
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    torch.manual_seed(9)
+    second, other = Shared(), tmp_path / "other.safetensors"
+    safetensors.torch.save_file({name: tensor.clone() for name, tensor in second.state_dict().items()}, other)
+    inputs = [torch.randint(24, size) for size in ((1, 3), (3, 4))]
+    model = original(recipe)
+
+    def answers(of: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
+        of.calls.zero_()
+        return of(given)
+
+    for one in ranks.run(rankmodels.calls, str(path), inputs, SEEDS, str(other)):
+        for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
+            torch.testing.assert_close(got, answers(model, given), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(after, answers(second, given), atol=1e-5, rtol=1e-5)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4
+
+
+def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):
+    path = aotair.build(OWN | {"target": {"device": "npu"}}, tmp_path / "a.aotair")
+    torch.manual_seed(0)
+    model, inputs = SharesItself(), [torch.randn(2, 16), torch.randn(6, 16)]
+    for answers in ranks.run(rankmodels.answers, str(path), inputs):
+        for given, got in zip(inputs, answers, strict=True):
+            torch.testing.assert_close(got, model(given), atol=1e-4, rtol=1e-5)
