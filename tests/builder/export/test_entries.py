@@ -1,4 +1,4 @@
-"""Entry points and proofs in several processes: the same bytes as in one, the same refusals, a kill among them."""
+"""Entry points and proofs in several processes: the same bytes and refusals as in one, and a kill is one of them."""
 
 import os
 import signal
