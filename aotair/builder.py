@@ -400,7 +400,7 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
             raise sizes from None
 
 
-def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int) -> list[Exported]:
+def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int = 1) -> list[Exported]:
     """The graphs of each entry point."""
     found = export_entries(model, job.entries, jobs)
     exported = unified(found, [graph.entry for graph in found])

@@ -17,7 +17,7 @@ import aotair
 from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
-from aotair_runtime.errors import RankError
+from aotair_runtime.errors import ArgumentError, RankError
 from aotair_runtime.memory.sizes import tensor_bytes
 
 SIZES = [(batch, seq) for batch in (1, 2, 3) for seq in (1, 4)]
@@ -83,6 +83,12 @@ def test_a_process_that_is_alone(shared: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RankError, match="this process is alone") as caught:
         aotair.load(shared)
     assert "torchrun --nproc-per-node 2" in caught.value.fix
+
+
+@pytest.mark.parametrize("options", [{"rank_timeout": 0}, {"rank_timeout": "1"}, {"group": "all"}])
+def test_wrong_options(shared: Path, options: dict):
+    with pytest.raises(ArgumentError, match="is wrong"):
+        aotair.load(shared, **options)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -14,13 +14,14 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ..devices.groups import ProcessRanks, connect, forget, register
-from ..errors import AotairError, ClosedError, RankError
+from ..errors import AotairError, ArgumentError, ClosedError, RankError
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
 from .members import Board, Member, prefixed
 from .words import Words, opened, shared
 
 TIMEOUT = 300.0  # seconds
+_MOST_TIMEOUT = 1e7
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
 REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
 _MOST_SHOWN = 8
@@ -34,6 +35,15 @@ class Wish:
 
     group: dist.ProcessGroup | None = None
     timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
+        if not number or not 0 < self.timeout < _MOST_TIMEOUT:
+            raise ArgumentError("rank_timeout= is wrong", expected="seconds, more than 0", got=repr(self.timeout)[:80])
+        if not isinstance(self.group, dist.ProcessGroup | None):
+            raise ArgumentError(
+                "group= is wrong", expected="a process group of torch.distributed", got=repr(self.group)[:80]
+            )
 
 
 class Party(Protocol):
@@ -72,6 +82,7 @@ class Processes:
         members = dist.get_process_group_ranks(world)
         self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
         self._words: Words | None = None
+        self._turn = 0  # how often the ranks have told each other what they are about to do
         _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, self._spoken, self.rank)
         self.drives = self.rank == self._callers[0]
@@ -109,10 +120,12 @@ class Processes:
         else:
             told = json.loads(self.board.hear("words", [first])[first])
             memory = None if told is None else opened(*told)
-        self.board.tell("sees", str(memory is not None))
-        seen = self.board.hear("sees", self._callers)
-        if made is not None:
-            os.unlink(made[1])
+        try:
+            self.board.tell("sees", str(memory is not None))
+            seen = self.board.hear("sees", self._callers)
+        finally:
+            if made is not None:
+                os.unlink(made[1])
         if memory is None or any(text != "True" for text in seen.values()):
             return None
         return Words(memory, self._callers.index(self.rank), len(self._callers), length)
@@ -126,8 +139,7 @@ class Processes:
         said = self._exchange(mine)
         if all(one == said[0] for one in said):
             return
-        if any(one[0] == _FAILED for one in said):
-            raise RankError(f"the ranks cannot go on together: {self.board.culprits(_GRACE)}")
+        self._refuse_failed(said)
         dims = max(len(sizes), self._most_sizes if what == REFUSED else 0)
         texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in zip(self._callers, said, strict=True)]
         raise RankError(
@@ -147,20 +159,30 @@ class Processes:
             yield
         except BaseException as error:
             failure = error
-            self.board.report(f"{what}: {_first_line(error)}", own=not isinstance(error, RankError))
-        if isinstance(failure, RankError):
+        if isinstance(failure, (RankError, ClosedError)):
             raise failure
+        if failure is not None and not self._closed:
+            self.board.tell(f"failed{self._turn}", f"{what}: {_first_line(failure)}")
         said = self._exchange((_DONE if failure is None else _FAILED,))
         if failure is not None:
             raise failure
+        self._refuse_failed(said)
         if any(one[0] != _DONE for one in said):
-            raise RankError(f"{what} did not succeed on every rank: {self.board.culprits(_GRACE)}")
+            raise RankError(f"the other ranks were called instead: {what} is for all of them")
+
+    def _refuse_failed(self, said: Sequence[Sequence[int]]) -> None:
+        """Raises RankError with what the others say, where they have failed in this turn."""
+        failed = [rank for rank, one in zip(self._callers, said, strict=True) if one[0] == _FAILED]
+        if failed:
+            texts = self.board.hear(f"failed{self._turn - 1}", failed)
+            raise RankError("; ".join(f"rank {rank} failed: {text}" for rank, text in texts.items()))
 
     def _exchange(self, mine: Sequence[int]) -> list[list[int]]:
         """What every rank says in this step, in their order."""
         if self._closed:
             raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
         length = 1 + self._most_sizes
+        self._turn += 1
         if self._words is not None:
             said = [*mine, *[0] * (length - len(mine))]
             with self._named_failures():
