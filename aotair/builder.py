@@ -145,6 +145,13 @@ def debug(
         kept.append((label, Form(stage, copied(graph))))
 
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection(), seen=keep) as line:
+        if line.job.mesh:
+            raise UnsupportedError(
+                "models that ranks share out cannot be debugged so far",
+                where=line.job.where,
+                got=mesh_text(line.job.mesh),
+                fix="leave out the mesh, --set mesh={} --set parallel=auto: the same passes run over the whole model",
+            )
         line.optimise()
         labels = enumerate(_labels(line.exported))
         forms = {number: [form for of, form in kept if of == label] for number, label in labels}

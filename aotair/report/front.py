@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from aotair_runtime.format.mesh import mesh_text, ranks_of
 from aotair_runtime.format.prologue import follows_from
 from aotair_runtime.format.schema import EntryPoint, Form, Program
 from aotair_runtime.format.sizes import shape_text
@@ -47,7 +48,17 @@ def _about(program: Program) -> str:
         f"<p>Built with torch {escaped(need.torch_built)}; needs torch {escaped(need.torch_min)} or newer "
         f"and the device <code>{escaped(need.device)}</code>. "
         f"{len(program.constants)} distinct weights, {weights:,} bytes; "
-        f"one arena of {program.arena:,} bytes for all buckets.</p>"
+        f"one arena of {program.arena:,} bytes for all buckets.{_ranks(program)}</p>"
+    )
+
+
+def _ranks(program: Program) -> str:
+    """How many ranks run it together, if several do: what is said of memory is each one's."""
+    if not program.mesh:
+        return ""
+    shared = sum(constant.shard is not None for constant in program.constants)
+    return (
+        f" {ranks_of(program.mesh)} ranks ({escaped(mesh_text(program.mesh))}) run it and share {shared} weights out."
     )
 
 

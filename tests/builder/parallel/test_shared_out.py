@@ -9,6 +9,8 @@ from cases import MODELS, RECIPES
 from models import Shared
 
 import aotair
+from aotair.builder import debug
+from aotair.debugger.search import Asked
 from aotair.emit.constants import DistinctTensors
 from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
 from aotair.model.load import load_model
@@ -212,3 +214,13 @@ def test_like_is_refused(tmp_path: Path):
     path = aotair.build(RECIPES["shared"], tmp_path / "a.aotair")
     with pytest.raises(RecipeError, match="several ranks"):
         aotair.build(RECIPES["shared"], tmp_path / "b.aotair", like=path)
+
+
+def test_the_report_says_how_many_ranks_there_are(tmp_path: Path):
+    path = aotair.build(RECIPES["shared"], tmp_path / "a.aotair")
+    assert "2 ranks (tp=2) run it and share" in (path / "report.html").read_text()
+
+
+def test_a_recipe_with_a_mesh_is_not_debugged():
+    with pytest.raises(UnsupportedError, match="ranks share out"):
+        debug(RECIPES["shared"], Asked())
