@@ -252,7 +252,7 @@ def _begun(
         with clock.stage("export"):
             job = _checked(model, job)
             observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
-            with _shared(model, job) as shared:
+            with _shared(model, job) as shared, _in_words_of_ranks(job):
                 exported = _exported(shared.model, job, observer, asked.jobs)
         yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place, asked.jobs)
 
@@ -262,6 +262,23 @@ def _shared(model: torch.nn.Module, job: Job) -> contextlib.AbstractContextManag
     if job.parallel == "model":
         return shares_itself(lambda mesh: _cast(make_model(job, mesh), job), model, job.mesh, job.where)
     return contextlib.nullcontext(split(model, job.mesh, job.parallel, job.where))
+
+
+@contextlib.contextmanager
+def _in_words_of_ranks(job: Job) -> Iterator[None]:
+    """Where a model that ranks share out cannot be exported, that may be by the way it is shared out."""
+    try:
+        yield
+    except ExportError as error:
+        if not job.mesh:
+            raise
+        raise type(error)(
+            f"{error.what}, as ranks share it out",
+            where=error.where,
+            expected=error.expected,
+            got=error.got,
+            fix="look at mesh and parallel, and whether the model builds without them",
+        ) from error
 
 
 def _cast(model: torch.nn.Module, job: Job) -> torch.nn.Module:

@@ -619,6 +619,8 @@ class SharesItself(torch.nn.Module):
         self.down = torch.nn.Parameter(torch.randn(16, 8).chunk(ranks, 1)[rank].clone())
         self.both = torch.nn.Parameter(torch.randn(4, 16).view(2, 2, 16).chunk(ranks, 1)[rank].reshape(-1, 16).clone())
         self.norm = torch.nn.Parameter(torch.rand(16))
+        if wrong == "zeros":
+            self.fused = torch.nn.Parameter(torch.zeros(4 // ranks))
         self.register_buffer("place", torch.full((1,), float(rank)), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,15 @@ def _shards(
             continue
         if name not in whole and same_bytes(values):
             continue
-        shard = _fitting(whole.get(name), values, mesh)
+        fitting = list(_fitting(whole.get(name), values, mesh))
+        if len(fitting) > 1 and name in whole:
+            raise ModelError(
+                f"mesh: how {name} is cut cannot be seen: several ways give these values",
+                where=where,
+                expected="different numbers, as torch.nn.init.uniform_ makes them; a checkpoint replaces them",
+                got="the same number throughout" if len(values[0].unique()) == 1 else "values that repeat",
+            )
+        shard = fitting[0] if fitting else None
         if shard is None:
             raise ModelError(
                 f"mesh: {name} of the ranks is no part of the whole model's",
@@ -82,8 +90,8 @@ def _shards(
     return found
 
 
-def _fitting(whole: Tensor | None, values: Sequence[Tensor], mesh: Sequence[Axis]) -> Shard | None:
-    """The way to cut the whole that gives each rank its value; without a whole, one behind the other."""
+def _fitting(whole: Tensor | None, values: Sequence[Tensor], mesh: Sequence[Axis]) -> Iterator[Shard]:
+    """The ways to cut the whole that give each rank its value; without a whole, one behind the other."""
     places = [coordinates(mesh, rank) for rank in range(len(values))]
     for number, axis in enumerate(mesh):
         along = [values[next(r for r, p in enumerate(places) if p[number] == place)] for place in range(axis.size)]
@@ -96,8 +104,7 @@ def _fitting(whole: Tensor | None, values: Sequence[Tensor], mesh: Sequence[Axis
                     continue
                 made = joined(along, shard)
                 if whole is None or (made.shape == whole.shape and same_bytes((made, whole))):
-                    return shard
-    return None
+                    yield shard
 
 
 def _whole(

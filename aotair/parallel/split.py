@@ -58,7 +58,7 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             "mesh: nothing of the model can be shared out over so many ranks",
             where=where,
             got="; ".join(f"{name}: {why}" for name, why in list(splitter.kept.items())[:4]),
-            fix="choose numbers of ranks that divide the model's heads and widths",
+            fix="choose numbers of ranks that divide the model's heads and widths, and styles for plain layers",
         )
     splitter.cut_states(model)
     return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles)
@@ -141,16 +141,16 @@ class _Splitter:
     def _settle_heads(self, unit: str, members: Sequence[Planned]) -> None:
         """Where neighbours have the same heads of keys, a rank's heads of queries are fewer for each of them."""
         parent: Any = self._model.get_submodule(unit)
-        heads = {}
+        parts = {}
         for one in members:
             layer, shard = self._model.get_submodule(one.name), self.parts.get(f"{one.name}.weight")
             if isinstance(layer, nn.Linear) and shard is not None and one.style == "colwise":
                 layer.out_features = layer.weight.shape[0]
-                heads[one.name.rpartition(".")[2]] = layer.out_features
+                parts[one.name.rpartition(".")[2]] = shard.shard.parts
             elif isinstance(layer, nn.Linear) and one.style == "rowwise":
                 layer.in_features = layer.weight.shape[1]
-        if isinstance(getattr(parent, "num_key_value_groups", None), int) and {"q_proj", "k_proj"} <= heads.keys():
-            parent.num_key_value_groups = heads["q_proj"] // heads["k_proj"]
+        if isinstance(getattr(parent, "num_key_value_groups", None), int) and {"q_proj", "k_proj"} <= parts.keys():
+            parent.num_key_value_groups = parent.num_key_value_groups * parts["k_proj"] // parts["q_proj"]
 
     def cut_states(self, whole: nn.Module) -> None:
         """Buffers that a model sizes by what its layers make, as caches: its `split_states` says how these are cut."""

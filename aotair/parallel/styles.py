@@ -190,7 +190,9 @@ def _experts_width(module: nn.Module, place: Place, units: int) -> Iterator[Cut]
     names = dict(module.named_parameters(recurse=False))
     if any(name.endswith("bias") for name in names):
         raise CannotCut("experts with a bias, which is added once", 0)
-    out, into = (2, 1) if getattr(module, "is_transposed", False) else (1, 2)
+    if not hasattr(module, "is_transposed"):
+        raise CannotCut(f"{type(module).__name__} does not say how its matrices lie", 0)
+    out, into = (2, 1) if module.is_transposed else (1, 2)
     for name, weight in names.items():
         dim, blocks = (into, 1) if name.startswith("down") else (out, 2 if name.startswith("gate_up") else 1)
         blocks = 1 if not getattr(module, "is_concatenated", True) else blocks

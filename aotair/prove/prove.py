@@ -38,6 +38,10 @@ _FAST_PATH = (
     "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False) in the factory; a mask that "
     "hides a whole sequence makes NaN: say which values it takes with mask: right"
 )
+_SHARED_OUT = (
+    "look at parallel: between a colwise and a rowwise layer each number may depend on numbers of its own rank alone "
+    "(no softmax, norm or chunk over all of them); built without mesh, the model shows whether anything else is wrong"
+)
 Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
 _NO_TENSORS = (torch.empty(0),) * 2
@@ -279,7 +283,9 @@ class _Prover:
                 where=self._job.where,
                 expected=allowed(self._job.tolerance),
                 got=f"an error of {wrong.error:.3g} ({wrong.units:.3g} units in the last place)",
-                fix=_FAST_PATH
+                fix=_SHARED_OUT
+                if self._model.program.mesh
+                else _FAST_PATH
                 if self.runner.original.has_fast_path()
                 else "loosen verify if that is what the dtype "
                 "allows (a fused op rounds elsewhere); else it is a fault of aotair or of a pass: aotair debug "

@@ -1,12 +1,15 @@
 """Who are the ranks of a load, and which of them does not do its part? Each writes to a store that all can read."""
 
+import contextlib
+import functools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -14,6 +17,8 @@ from ..errors import RankError, in_line
 
 _POLL = 0.05  # seconds between two looks at the store
 _MOST_TEXT = 500
+_OPEN = "open"  # where rank 0 says under which name a load meets
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -51,26 +56,58 @@ def here(program: str, mesh: str, device: str, options: str, torch_version: str,
 
 
 class Board:
-    """What the ranks of one load have written for each other. `store` is theirs alone."""
+    """What the ranks of one load have written for each other, in a part of the store that is theirs alone: rank 0 opens
+    it at each load under a name of its own, and the others find that in the `lobby`. So a load that failed on some
+    ranks leaves nothing behind that the next one would take for its own."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float):
-        self._store, self.rank, self.size, self.timeout = store, rank, size, timeout
+    def __init__(self, lobby: Store, rank: int, size: int, timeout: float):
+        self._lobby, self.rank, self.size, self.timeout = lobby, rank, size, timeout
         self.members: Mapping[int, Member] = {}
+        self.store = lobby
 
     def meet(self, mine: Member) -> None:
         """Wait until every rank has said what it is. Raises RankError where one does not come, or is another."""
-        self._store.set(f"member/{self.rank}", json.dumps(asdict(mine)))
-        said, silent = self._read("member", self.timeout)
+        end, own = time.monotonic() + self.timeout, json.dumps(asdict(mine))
+        if self.rank == 0:
+            self.store = self._opened()
+            said, silent = self._read("member", self.timeout, of=range(1, self.size))
+            self._lobby.set(_OPEN, "")  # before any of them goes on: nobody enters twice
+            said = {0: own, **said}
+            self.tell("member", own)
+        else:
+            found = self._found(end)
+            said, silent = {}, [0]
+            if found:
+                self.store = PrefixStore(found, self._lobby)
+                self.tell("member", own)
+                said, silent = self._read("member", max(0.0, end - time.monotonic()))
         if silent:
             raise RankError(
                 f"{_ranks(silent)} did not come to the load",
                 expected=f"{self.size} ranks within {self.timeout:g} s",
-                got=f"{len(said)}",
-                fix="start as many processes as the mesh has ranks (torchrun --nproc-per-node), each of which loads "
-                "the same artifacts in the same order",
+                got=f"{self.size - len(silent)}",
+                fix="start as many processes as the mesh has ranks (torchrun --nproc-per-node); all of them load the "
+                "artifact at the same time",
             )
         self.members = {rank: Member(**json.loads(text)) for rank, text in said.items()}
         self._refuse_odd()
+
+    def _opened(self) -> Store:
+        name = os.urandom(8).hex()
+        self._lobby.set(_OPEN, name)
+        return PrefixStore(name, self._lobby)
+
+    def _found(self, end: float) -> str:
+        """The name that rank 0 has opened; nothing where it does not in time."""
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError):
+                if name := _in_time(1.0, self._look):
+                    return name
+            time.sleep(0.002)
+        return ""
+
+    def _look(self) -> str:
+        return self._lobby.get(_OPEN).decode() if self._lobby.check([_OPEN]) else ""
 
     def _refuse_odd(self) -> None:
         """Raises RankError, the same on every rank, where one of them has come with something else."""
@@ -88,7 +125,7 @@ class Board:
 
     def tell(self, what: str, text: str) -> None:
         """Write something that others `hear`."""
-        self._store.set(f"{what}/{self.rank}", text)
+        self.store.set(f"{what}/{self.rank}", text)
 
     def hear(self, what: str, ranks: Sequence[int]) -> dict[int, str]:
         """What these ranks tell, once all have. Raises RankError where one does not."""
@@ -105,26 +142,33 @@ class Board:
 
     def report(self, text: str, own: bool) -> None:
         """Say that this rank goes on no more; `own`: for a reason of its own, not because others did not come."""
-        try:
-            self._store.set(f"end/{self.rank}", json.dumps([own, in_line(text)[:_MOST_TEXT]]))
-        except RuntimeError:  # whoever kept the store is gone; the others find that out as this rank does
-            return
+        with contextlib.suppress(RuntimeError):  # whoever kept the store is gone; the others find that out as this one
+            _in_time(1.0, lambda: self.store.set(f"end/{self.rank}", json.dumps([own, in_line(text)[:_MOST_TEXT]])))
 
     def culprits(self, grace: float) -> str:
         """After a call that others did not finish: which ranks are to blame, as far as can be known. Waits `grace`
         seconds for what the others have to say."""
         gone = self._gone()
         said, silent = self._read("end", 0 if gone else grace, enough=_is_own)
-        gone = gone or self._gone()
-        if gone:
-            return f"{_ranks(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
+        if gone or self._gone():
+            return self.silent([])
         own = {rank: text for rank, (is_own, text) in ((r, json.loads(t)) for r, t in said.items()) if is_own}
         if own:
             return "; ".join(f"rank {rank} failed: {text}" for rank, text in own.items())
-        if silent:
-            where = ", ".join(self.members[rank].place for rank in silent)
-            return f"{_ranks(silent)} did not answer within {self.timeout:g} s ({where})"
+        if silent := [rank for rank in silent if rank != self.rank]:
+            return self.silent(silent)
         return "the connection between the ranks broke"
+
+    def _there(self, what: str, ranks: Sequence[int]) -> dict[int, str]:
+        found = [rank for rank in ranks if self.store.check([f"{what}/{rank}"])]
+        return {rank: self.store.get(f"{what}/{rank}").decode() for rank in found}
+
+    def silent(self, ranks: Sequence[int]) -> str:
+        """Of ranks that did not say anything in a turn: which of them are gone, or which did not answer."""
+        if gone := self._gone():
+            return f"{_ranks(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
+        where = ", ".join(self.members[rank].place for rank in ranks)
+        return f"{_ranks(ranks)} did not answer within {self.timeout:g} s ({where})"
 
     def _gone(self) -> list[int]:
         """The ranks on this host whose process has ended."""
@@ -143,10 +187,9 @@ class Board:
         while True:
             missing = [rank for rank in (range(self.size) if of is None else of) if rank not in said]
             try:
-                found = [rank for rank in missing if self._store.check([f"{what}/{rank}"])]
-                said |= {rank: self._store.get(f"{what}/{rank}").decode() for rank in found}
-            except RuntimeError:  # whoever kept the store is gone
-                return said, [rank for rank in missing if rank not in said]
+                said |= _in_time(max(1.0, end - time.monotonic()), functools.partial(self._there, what, missing))
+            except RuntimeError:  # whoever kept the store is gone, or stands still
+                return said, missing
             missing = [rank for rank in missing if rank not in said]
             if not missing or time.monotonic() >= end or (enough and any(map(enough, said.values()))):
                 return said, missing
@@ -174,7 +217,18 @@ def _ranks(numbers: Sequence[int]) -> str:
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 
 
-def prefixed(store: Store, name: str, timeout: float) -> Store:
-    """The store for the ranks of one load alone."""
-    store.set_timeout(timedelta(seconds=max(timeout, 1)))
-    return PrefixStore(name, store)
+def _in_time(seconds: float, call: Callable[[], _Found]) -> _Found:
+    """What the call gives. Raises RuntimeError where it does not come back: a store asks a process that may stand
+    still, and waits for it however long that is."""
+    found: list[_Found] = []
+
+    def work() -> None:
+        with contextlib.suppress(RuntimeError):
+            found.append(call())
+
+    thread = threading.Thread(target=work, name="a question to the ranks' store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise RuntimeError("the ranks' store does not answer")
+    return found[0]

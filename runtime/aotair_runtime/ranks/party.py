@@ -1,7 +1,6 @@
 """The ranks that run one program together, as one of them sees them: joined at a load, left at the model's end."""
 
 import contextlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,15 @@ from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ArgumentError, ClosedError, RankError
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
-from .members import Board, Member, prefixed
-from .words import Words, opened, shared
+from .members import Board, Member
+from .words import SilentError, Words, opened, shared
 
 TIMEOUT = 300.0  # seconds
 _MOST_TIMEOUT = 1e7
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
 REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
 _MOST_SHOWN = 8
-_loads = itertools.count()
+_FOREVER = timedelta(days=3650)  # a rank that follows has nothing to do until it is driven
 
 
 @dataclass(frozen=True)
@@ -86,27 +85,29 @@ class Processes:
         _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, self._spoken, self.rank)
         self.drives = self.rank == self._callers[0]
-        name = f"aotair/{'-'.join(map(str, members))}/{next(_loads)}"
-        self._store = prefixed(dist.distributed_c10d._get_default_store(), name, wish.timeout)
-        self.board = Board(self._store, self.rank, len(members), wish.timeout)
+        lobby = PrefixStore(f"aotair/{'-'.join(map(str, members))}", dist.distributed_c10d._get_default_store())
+        self.board = Board(lobby, self.rank, len(members), wish.timeout)
         self._device = device
 
     def meet(self, mine: Member) -> None:
         """Compare what each rank came with, then connect the groups. Raises RankError, on every rank."""
         self.board.meet(mine)
         with self._named_failures():
-            self._control = self._connected("calls", self._callers, "cpu")
+            self._control = self._connected("calls", self._callers, "cpu", self._timeout)
+            self._driven = self._connected("driven", self._callers, "cpu", _FOREVER)
             names = []
             for number, axis in enumerate(self.mesh):
                 others = partners(self.mesh, {number}, self.rank)
-                names.append(register(self._connected(axis.name, others, self._device), axis.name))
+                names.append(
+                    register(self._connected(f"axis {axis.name}", others, self._device, self._timeout), axis.name)
+                )
             self.groups = tuple(names)
         self._words = self._shared_words()
 
-    def _connected(self, name: str, ranks: Sequence[int], device: str) -> ProcessRanks:
+    def _connected(self, name: str, ranks: Sequence[int], device: str, timeout: timedelta) -> ProcessRanks:
         """These ranks, connected to each other."""
-        store = PrefixStore(f"{name}/{'-'.join(map(str, ranks))}", self._store)
-        made = connect(device, store, ranks.index(self.rank), len(ranks), self._timeout)
+        store = PrefixStore(f"{name}/{'-'.join(map(str, ranks))}", self.board.store)
+        made = connect(device, store, ranks.index(self.rank), len(ranks), timeout)
         self._made.append(made)
         return made
 
@@ -209,7 +210,10 @@ class Processes:
         self.board.report(_first_line(error), own)
         self._leave()
         self.at_end()
-        who = "this rank failed" if own else self.board.culprits(min(_GRACE, self._timeout.total_seconds()))
+        if isinstance(error, SilentError):
+            who = self.board.silent([self._callers[place] for place in error.places])
+        else:
+            who = "this rank failed" if own else self.board.culprits(min(_GRACE, self._timeout.total_seconds()))
         return RankError(
             f"the ranks cannot go on together: {who}",
             got=_first_line(error),
@@ -218,8 +222,10 @@ class Processes:
 
     def broadcast(self, word: torch.Tensor) -> None:
         """The word of the rank that drives, on the host, becomes that of all that make its calls."""
+        if self._closed:
+            raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
         with self._named_failures():
-            self._control.broadcast(word)
+            self._driven.broadcast(word)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,11 @@ _TOKEN = 16  # bytes
 
 
 class SilentError(RuntimeError):
-    """A rank has said nothing for too long, or is gone."""
+    """Ranks have said nothing for too long, or one is gone; `places` are those that have not spoken, in order."""
+
+    def __init__(self, places: Sequence[int]):
+        super().__init__("a rank does not say anything")
+        self.places = tuple(places)
 
 
 class Words:
@@ -53,11 +57,15 @@ class Words:
                 now = time.monotonic()
                 end = end or now + timeout
                 if now > end or (now > look_after and is_gone()):
-                    raise SilentError("a rank does not say anything")
+                    raise SilentError([one for one in range(self._count) if not self._spoken(one)])
                 look_after = look_after if now <= look_after else now + _BETWEEN
                 time.sleep(sleep)
                 sleep = min(2 * sleep, _MOST_SLEEP)
         return heard
+
+    def _spoken(self, rank: int) -> bool:
+        said = self._slot.unpack_from(self._memory, self._place(rank, self._number % 2))
+        return bool(said[0] == self._number)
 
     def _place(self, rank: int, turn: int) -> int:
         return _TOKEN + (2 * rank + turn) * self._slot.size

@@ -43,6 +43,7 @@ def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(t
     ("wrong", "error", "text"),
     [
         ("values", ModelError, "up of the ranks is no part of the whole model's"),
+        ("zeros", ModelError, "how fused is cut cannot be seen"),
         ("number", ProofError, "not the original model's|answer differently"),
     ],
 )
