@@ -1,7 +1,8 @@
 """Artifacts of several ranks, in processes on this machine over Gloo: tokens, sizes, meeting, lost ranks.
 
 Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost`; `--models` for
-the tokens; `--losses N` ranks that are killed or stopped at random calls.
+the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator FOLDER`, where
+that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated HCCL.
 """
 
 import json
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument("--only", choices=[*_PARTS], action="append")
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*DECODERS])
     parser.add_argument("--losses", type=int, default=20)
+    parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
+    parser.add_argument("--simulator", type=Path, default=Path("build/simnpu"))
     given = parser.parse_args()
     tf.utils.logging.set_verbosity_error()
     tf.utils.logging.disable_progress_bar()
@@ -48,13 +51,18 @@ def main() -> None:
     report(rows, given.json)
 
 
-def ranks(count: int, what: str, artifact: Path, out: Path, *more: object, limit: float = 300) -> list[Any]:
-    """What each of `count` processes found; None for one that did not come to its end."""
+def ranks(
+    count: int, what: str, artifact: Path, out: Path, *more: object, limit: float = 300, around: Sequence[str] = ()
+) -> list[Any]:
+    """What each of `count` processes found; None for one that did not come to its end. `around`: a command that runs
+    theirs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.ranks_node", what, artifact, "--out", out, *map(str, more)]
+    node = [sys.executable, "-m", "benchmarks.ranks_node", what, artifact, "--out", out]
+    command = [*around, *map(str, (*node, *more))]
     here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    here["LOCAL_WORLD_SIZE"] = str(count)
     made = []
     for rank in range(count):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
@@ -72,14 +80,22 @@ def ranks(count: int, what: str, artifact: Path, out: Path, *more: object, limit
     return found
 
 
-def _decoder(folder: Path, name: str, mesh: Mapping[str, int]) -> tuple[Path, float]:
+def _simulated(given: Any) -> list[str]:
+    """The command that runs another one with the simulated NPU."""
+    if given.device == "cpu":
+        return []
+    place = ("--site", str(given.simulator / "site"), "--lib", str(given.simulator / "lib"))
+    return [sys.executable, "tests/simnpu/run.py", *place, "--"]
+
+
+def _decoder(folder: Path, name: str, mesh: Mapping[str, int], device: str = "cpu") -> tuple[Path, float]:
     """The artifact of a decoder over a mesh, and the seconds of its build."""
     checkpoint = folder / name
     if not checkpoint.exists():
         seeded(DECODERS[name]()).save_pretrained(checkpoint)
     start, out = time.perf_counter(), folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
     recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
-    aotair.build({**recipe, "entry_points": ENTRIES, "mesh": dict(mesh)}, out)
+    aotair.build({**recipe, "entry_points": ENTRIES, "mesh": dict(mesh), "target": {"device": device}}, out)
     return out, time.perf_counter() - start
 
 
@@ -91,8 +107,9 @@ def _tokens(folder: Path, given: Any) -> Iterator[Row]:
         model.generation_config.eos_token_id = None
         want = [_theirs(model, prompt) for prompt in prompts]
         for mesh in MODELS.get(name, ({"tp": 2},)):
-            artifact, seconds = _decoder(folder, name, mesh)
-            said = ranks(_count(mesh), "tokens", artifact, folder / "said")
+            artifact, seconds = _decoder(folder, name, mesh, given.device)
+            options_ = ("--device", given.device)
+            said = ranks(_count(mesh), "tokens", artifact, folder / "said", *options_, around=_simulated(given))
             wrong = [TOKENS * len(prompts) if one is None else _unlike(one["tokens"], want) for one in said]  # by rank
             row = Row(
                 f"{name} {dict(mesh)}: wrong tokens of 512, any rank", 0, max(wrong), "", f"built in {seconds:.0f} s"

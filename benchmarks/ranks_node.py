@@ -27,8 +27,13 @@ def main() -> None:
     parser.add_argument("--lost", type=int, default=-1)
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--how", choices=["kill", "stop"], default="kill")
+    parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.device == "npu":  # this process has the simulated NPU: see tests/simnpu/run.py
+        from .decoders import _install_simulated
+
+        _install_simulated()
     found = globals()[f"_{given.what}"](given)
     given.out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(found))
 
@@ -38,7 +43,7 @@ def _tokens(given: argparse.Namespace) -> dict[str, Any]:
 
     from .decoders import LENGTHS, TOKENS
 
-    with aotair.load(given.artifact, enable_output_clone=True, rank_timeout=60) as served:
+    with aotair.load(given.artifact, device=given.device, enable_output_clone=True, rank_timeout=120) as served:
         weights = next(item.nbytes for item in served.promise.items if item.name == "weights")
         return {"tokens": generate(served, some_prompts(256, LENGTHS), TOKENS), "weights": weights}
 

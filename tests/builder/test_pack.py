@@ -192,9 +192,9 @@ PARTS = {"inputs": {"x": {"shape": ["n"], "dtype": "float32"}}, "buckets": {"n":
 def test_each_way_of_loading_is_tried(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "aotair.pack.on_host", lambda *given, **options: seen.append(options) or on_host(*given, **options)
+        "aotair.pack.all_on_host", lambda *given, **options: seen.append(options) or on_host(*given, **options)
     )
-    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", **PARTS)
+    aotair.build(model=DOUBLE, out=tmp_path / "a.aotair", jobs=1, **PARTS)
     assert [(way["clone_input"], way["enable_output_clone"]) for way in seen] == [
         (True, False),
         (False, False),
@@ -209,7 +209,7 @@ def test_an_error_of_a_way_keeps_what_it_says(tmp_path, monkeypatch):
     def fails(*given, **options):
         raise CaptureError("planted", where="there", expected="this", got="that", fix="so")
 
-    monkeypatch.setattr("aotair.pack.on_host", fails)
+    monkeypatch.setattr("aotair.pack.all_on_host", fails)
     with pytest.raises(ProofError) as caught:
         check_written(tmp_path / "a.aotair", Allowed(), "here")
     error = caught.value

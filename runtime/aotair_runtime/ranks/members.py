@@ -23,7 +23,8 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank says of itself before anything is captured; all but the place has to be the same for all."""
+    """What a rank says of itself before anything is captured; all but the place has to be the same for all. `space`: in
+    which numbers of processes mean the same, of one host or one container."""
 
     program: str  # SHA-256 of the program file
     mesh: str
@@ -32,6 +33,7 @@ class Member:
     device: str
     options: str
     host: str
+    space: str
     pid: int
 
     @property
@@ -52,7 +54,10 @@ ALIKE = {
 
 def here(program: str, mesh: str, device: str, options: str, torch_version: str, version: str) -> Member:
     """This process."""
-    return Member(program, mesh, torch_version, version, device, options, socket.gethostname(), os.getpid())
+    host, space = socket.gethostname(), ""
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return Member(program, mesh, torch_version, version, device, options, host, space, os.getpid())
 
 
 class Board:
@@ -172,8 +177,10 @@ class Board:
 
     def _gone(self) -> list[int]:
         """The ranks on this host whose process has ended."""
-        mine = self.members.get(self.rank)
-        return [] if mine is None else [r for r, m in self.members.items() if m.host == mine.host and _ended(m.pid)]
+        if (mine := self.members.get(self.rank)) is None:
+            return []
+        near = [r for r, m in self.members.items() if (m.host, m.space) == (mine.host, mine.space)]
+        return [rank for rank in near if _ended(self.members[rank].pid)]
 
     def _read(
         self,
