@@ -100,8 +100,7 @@ def build_with_summary(
     jobs: int | None = None,
 ) -> Summary:
     """Build an artifact as `build` does, and say what it came to."""
-    ask = lambda: replace(_asked(recipe), jobs=_jobs(jobs))  # noqa: E731
-    return _build(ask, out, listener, bisection or Bisection(), like)
+    return _build(lambda: replace(_asked(recipe), jobs=_jobs(jobs)), out, listener, bisection or Bisection(), like)
 
 
 def plan(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Program:

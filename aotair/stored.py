@@ -1,6 +1,5 @@
 """Which constants does a program store, and with which values? Weights, each once, and those made of others."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from aotair_runtime.artifact.checkpoint import same_bytes
 from aotair_runtime.artifact.ops import resolve
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import CaptureError
-from aotair_runtime.format.mesh import joined, part_number
+from aotair_runtime.format.mesh import joined, of_rank, ranks_of
 from aotair_runtime.format.prologue import tensors
 from aotair_runtime.format.schema import Axis, Constant, Program, Prologue, Shard
 from aotair_runtime.weights.prologue import derived
@@ -76,12 +75,9 @@ class StoredConstants:
 
     def _derived_at(self, program: Program, axis: int, place: int) -> dict[str, torch.Tensor]:
         """What a rank makes that is at that place along one axis, and the first along all others."""
-        rank = place * math.prod(one.size for one in self._mesh[axis + 1 :])
-        return derived_values(program, lambda name: self._rank_has(program, name, rank))
-
-    def _rank_has(self, program: Program, name: str, rank: int) -> torch.Tensor:
-        shard = self._distinct.constant(name).shard
-        return self._distinct.part(name, 0 if shard is None else part_number(shard, program.mesh, rank))
+        rank = place * ranks_of(self._mesh[axis + 1 :])
+        known = self._distinct
+        return derived_values(program, lambda n: of_rank(known.tensor(n), known.constant(n), self._mesh, rank))
 
 
 def _distinct_parts(made: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -27,6 +27,15 @@ ROWS = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}
 
 LENGTHS = {"shape": ["n"], "dtype": "int64", "range": [1, 7], "host": True, "pad": 1}
 
+# Not one of RECIPES: it is built where no process group is.
+SHARES_ITSELF = recipe(
+    "SharesItself",
+    {"x": {"shape": ["n", 16], "dtype": "float32"}},
+    {"n": [2, 6]},
+    mesh={"tp": 2},
+    parallel="model",
+)
+
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
     "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -46,6 +47,9 @@ def calls(folder: Path, artifact: str) -> object:
             with model.driver() as driver:
                 found["driven"] = [driver(ids(*size, n)).tolist() for n, size in enumerate(sizes)]
                 found["misfit"] = refused(lambda: driver(ids(9, 4)))
+                with ThreadPoolExecutor(4) as threads:
+                    given = [ids(1, 1 + n % 4, n) for n in range(40)]
+                    found["at_once"] = [one.tolist() for one in threads.map(driver, given)]
         else:
             found["followed"] = model.follow()
         found["golden"] = [result.within for result in replay_golden(model)]

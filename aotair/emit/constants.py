@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import torch
 
-from aotair_runtime.format.mesh import part_of
 from aotair_runtime.format.schema import Constant, Shard
 
 from ..graph.resolve import resolved
@@ -44,17 +43,13 @@ class DistinctTensors:
         """The stored tensor of that name, whole."""
         return self._tensors[name]
 
-    def part(self, name: str, number: int) -> torch.Tensor:
-        """One part of it, where ranks share it out; else all of it."""
-        shard = self._shards.get(name)
-        return self._tensors[name] if shard is None else part_of(self._tensors[name], shard, number)
-
     def constant(self, name: str) -> Constant:
         """The stored tensor of that name, as the program describes it."""
-        tensor, kind = self.part(name, 0), self._model.kind(name)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        names = tuple(self._groups[name])
-        return Constant(name, dtype, tuple(tensor.shape), kind, names, self._shards.get(name))
+        tensor, kind, shard = self._tensors[name], self._model.kind(name), self._shards.get(name)
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        if shard is not None:
+            shape[shard.dim] //= shard.parts
+        return Constant(name, dtype, tuple(shape), kind, tuple(self._groups[name]), shard)
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

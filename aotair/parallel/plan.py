@@ -68,25 +68,25 @@ def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis],
 
 
 def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
-    """What transformers' models within say of themselves (`tp_plan`), and with an axis `ep` their experts apart."""
+    """What transformers' model within says of itself (`tp_plan`), and with an axis `ep` their experts apart."""
     axes, found = places(mesh), dict[str, Planned]()
-    for path, module in model.named_modules():
-        plan = getattr(module, "_tp_plan", None)
-        if not isinstance(plan, dict) or not plan or any(path.startswith(f"{one}.") for one in found):
-            continue
-        names = dict(module.named_modules())
-        for pattern, theirs in plan.items():
-            style = _THEIR_NAMES.get(theirs)
-            if style == "expert_width" and "ep" in axes:
-                style = "expert"
-            place = None if style is None else _usual(style, axes, "")
-            if style is None or place is None:
-                continue
-            for name in fnmatch.filter(names, pattern):
-                whole = f"{path}.{name}" if path else name
-                found[whole] = Planned(whole, style, place)
-        break
+    path, plan = next(((path, plan) for path, one in model.named_modules() if (plan := _plan_of(one))), ("", {}))
+    names = dict(model.get_submodule(path).named_modules(prefix=path))
+    for pattern, theirs in plan.items():
+        style = _THEIR_NAMES.get(theirs)
+        if style == "expert_width" and "ep" in axes:
+            style = "expert"
+        place = None if style is None else _usual(style, axes, "")
+        if style is not None and place is not None:
+            whole = f"{path}.{pattern}" if path else pattern
+            found |= {name: Planned(name, style, place) for name in fnmatch.filter(names, whole)}
     return list(found.values())
+
+
+def _plan_of(module: nn.Module) -> dict[str, str]:
+    """That of a module and all within, of which the outermost knows those of the others."""
+    plan = getattr(module, "_tp_plan", None)
+    return plan if isinstance(plan, dict) else {}
 
 
 def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:

@@ -38,11 +38,11 @@ class Split:
     styles: Mapping[str, int] = field(default_factory=dict)
 
 
-def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, str] | None, where: str) -> Split:
+def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, str], where: str) -> Split:
     """Raises ModelError where nothing can be shared out, or a pattern names nothing."""
     if not mesh:
         return Split(model, {})
-    plan = own_plan(model, mesh) if parallel in (None, "auto") else planned(model, _patterns(parallel), mesh, where)
+    plan = own_plan(model, mesh) if isinstance(parallel, str) else planned(model, parallel, mesh, where)
     if not plan:
         raise ModelError(
             "mesh: nothing of the model is shared out",
@@ -62,11 +62,6 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
         )
     splitter.cut_states(model)
     return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles)
-
-
-def _patterns(parallel: object) -> Mapping[str, str]:
-    assert isinstance(parallel, Mapping), "a recipe's `parallel` is auto or patterns"
-    return parallel
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -117,9 +117,9 @@ def load(
     `Model.snapshot` writes them; the log says where. For that each call first copies its inputs and all states to the
     host, which takes time, and host memory that the promise does not count.
     `group`: of an artifact for several ranks (`mesh` of a recipe), the process group of torch.distributed whose ranks
-    run it together; by default all, which find each other by what torchrun sets. Each rank loads the same artifacts in
-    the same order. `rank_timeout`: for how many seconds a rank waits for the others, here and in calls, before it gives
-    up with an error that names who did not come.
+    run it together; by default all, which find each other by what torchrun sets. All of them load it at the same time,
+    and make the same calls in the same order. `rank_timeout`: for how many seconds a rank waits for the others, here
+    and in calls, before it gives up with an error that names who did not come.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or

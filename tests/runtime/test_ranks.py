@@ -48,7 +48,15 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
         assert "one rank" in one["profile"]
     assert first["refused"].startswith("RankError") and "rank 1: refused its inputs" in first["refused"]
     assert second["refused"].startswith("ShapeError") and first["again"] == second["again"]
-    assert second["followed"] == len(SIZES) and first["misfit"].startswith("ShapeError")
+    assert second["followed"] == len(SIZES) + 40 and first["misfit"].startswith("ShapeError")
+    places = set()  # each answer has the number of its call added to it
+    for number, got in enumerate(first["at_once"]):
+        model.calls.fill_(-1)
+        ahead = torch.tensor(got) - model(ids(1, 1 + number % 4, number))
+        places.add(round(float(ahead.mean())))
+        torch.testing.assert_close(ahead, ahead.round(), atol=1e-4, rtol=0)
+        assert ahead.round().unique().numel() == 1
+    assert places == set(range(len(SIZES) + 1, len(SIZES) + 41))
 
 
 def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: Path):

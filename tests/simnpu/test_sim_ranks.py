@@ -6,7 +6,7 @@ import pytest
 import rankmodels
 import safetensors.torch
 import torch
-from cases import MODELS, RECIPES
+from cases import RECIPES, SHARES_ITSELF
 from models import Shared, SharesItself
 from ranks import Ranks
 
@@ -16,14 +16,6 @@ from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 
 SEEDS = 25
-OWN = {
-    "name": "own",
-    "model": {"factory": f"{MODELS}:SharesItself"},
-    "inputs": {"x": {"shape": ["n", 16], "dtype": "float32"}},
-    "buckets": {"n": [2, 6]},
-    "mesh": {"tp": 2},
-    "parallel": "model",
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +51,7 @@ def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_pa
 
 
 def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):
-    path = aotair.build(OWN | {"target": {"device": "npu"}}, tmp_path / "a.aotair")
+    path = aotair.build(SHARES_ITSELF | {"target": {"device": "npu"}}, tmp_path / "a.aotair")
     torch.manual_seed(0)
     model, inputs = SharesItself(), [torch.randn(2, 16), torch.randn(6, 16)]
     for answers in ranks.run(rankmodels.answers, str(path), inputs):

@@ -1,6 +1,7 @@
 """One rank calls, the others follow: each call is one message with its inputs, which is their agreement too."""
 
 import math
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,13 +19,14 @@ _MOST_INLINE = 1 << 16  # bytes of inputs that travel with the message; larger o
 
 
 class Driver:
-    """Calls a model on all ranks, from the first of them: `driver(x)`, `driver.decode(x)`. `close`, or leaving a
-    `with`, lets the others return from `Model.follow`."""
+    """Calls a model on all ranks, from the first of them: `driver(x)`, `driver.decode(x)`, from any thread, one call at
+    a time. `close`, or leaving a `with`, lets the others return from `Model.follow`."""
 
     def __init__(self, program: Program, entries: Mapping[str, RankedEntry], party: Party):
         if not party.drives:
             raise ArgumentError("another rank drives this one", got=f"rank {party.rank}", fix="call follow() here")
         self._entries, self._wire, self._closed = dict(entries), Wire(program, party), False
+        self._turn = threading.Lock()  # the others make calls in the order of their messages
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         if len(self._entries) > 1 and "forward" not in self._entries:
@@ -45,17 +47,19 @@ class Driver:
         self.close()
 
     def _called(self, entry: RankedEntry, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        if self._closed:
-            raise ArgumentError("the driver was closed", fix="make another with Model.driver()")
         values = [torch.as_tensor(value) for value in entry.ordered(args, kwargs)]
-        sizes = entry.sizes(values)  # refused here, where nobody else knows of it yet
-        self._wire.send(entry.number, sizes, values)
-        return entry.packed(entry.agreed(values))
+        with self._turn:
+            if self._closed:
+                raise ArgumentError("the driver was closed", fix="make another with Model.driver()")
+            sizes = entry.sizes(values)  # refused here, where nobody else knows of it yet
+            self._wire.send(entry.number, sizes, values)
+            return entry.packed(entry.agreed(values))
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._wire.send(_END, (), ())
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._wire.send(_END, (), ())
 
 
 def follow(program: Program, entries: Mapping[str, RankedEntry], party: Party, device: torch.device) -> int:
@@ -95,9 +99,8 @@ class Wire:
         payload = torch.cat(raw) if raw else message[:0]
         if len(payload) <= self._inline:
             message[self._head : self._head + len(payload)] = payload
-            self._party.broadcast(message)
-        else:
-            self._party.broadcast(message)
+        self._party.broadcast(message)
+        if len(payload) > self._inline:
             self._party.broadcast(payload)
 
     def receive(self, device: torch.device) -> "tuple[int, list[torch.Tensor]] | None":

@@ -128,14 +128,9 @@ class ProcessRanks:
         del self._end
 
 
-def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-    """Connect these processes for tensors on the host; `store` is theirs alone."""
-    return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
-
-
 def connect(kind: str, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-    """The same for tensors on a kind of device."""
+    """Connect these processes for tensors on a kind of device; `store` is theirs alone."""
     if kind == "cpu":
-        return gloo(store, rank, size, timeout)
+        return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
     module = importlib.import_module(f".{kind}", __package__)
     return ProcessRanks(module.connect(store, rank, size, timeout))

@@ -1,5 +1,6 @@
 """Which part of a whole tensor does a rank have, and where does the rank lie in the mesh?"""
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -17,10 +18,7 @@ def is_collective(op: str) -> bool:
 
 def ranks_of(mesh: Sequence[Axis]) -> int:
     """How many ranks run a program together."""
-    count = 1
-    for axis in mesh:
-        count *= axis.size
-    return count
+    return math.prod(axis.size for axis in mesh)
 
 
 def coordinates(mesh: Sequence[Axis], rank: int) -> tuple[int, ...]:

@@ -71,7 +71,6 @@ class Processes:
 
     def __init__(self, program: Program, wish: Wish, device: str):
         self.mesh, self._made = program.mesh, list[ProcessRanks]()
-        self._spoken = spoken_axes(program)
         self._most_sizes = max(len(entry.dims) for entry in program.entry_points)
         self.at_end: Callable[[], None] = lambda: None
         self._timeout = timedelta(seconds=wish.timeout)
@@ -83,7 +82,7 @@ class Processes:
         self._words: Words | None = None
         self._turn = 0  # how often the ranks have told each other what they are about to do
         _check_size(self.mesh, len(members))
-        self._callers = partners(self.mesh, self._spoken, self.rank)
+        self._callers = partners(self.mesh, spoken_axes(program), self.rank)
         self.drives = self.rank == self._callers[0]
         lobby = PrefixStore(f"aotair/{'-'.join(map(str, members))}", dist.distributed_c10d._get_default_store())
         self.board = Board(lobby, self.rank, len(members), wish.timeout)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import MODELS
+from cases import SHARES_ITSELF
 from models import SharesItself
 
 import aotair
@@ -14,18 +14,9 @@ from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.format.schema import Shard
 
-RECIPE = {
-    "name": "own",
-    "model": {"factory": f"{MODELS}:SharesItself"},
-    "inputs": {"x": {"shape": ["n", 16], "dtype": "float32"}},
-    "buckets": {"n": [2, 6]},
-    "mesh": {"tp": 2},
-    "parallel": "model",
-}
-
 
 def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(tmp_path: Path):
-    path = aotair.build(RECIPE, tmp_path / "a.aotair")
+    path = aotair.build(SHARES_ITSELF, tmp_path / "a.aotair")
     program = read_program(path)
     shards = {constant.name: constant.shard for constant in program.constants}
     assert shards["up"] == Shard(0, 0, 2) and shards["down"] == Shard(0, 1, 2) and shards["norm"] is None
@@ -48,16 +39,16 @@ def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(t
     ],
 )
 def test_a_model_that_is_not_the_whole_one(tmp_path: Path, wrong: str, error: type, text: str):
-    kwargs = {"factory": RECIPE["model"]["factory"], "kwargs": {"wrong": wrong}}
+    kwargs = {"factory": SHARES_ITSELF["model"]["factory"], "kwargs": {"wrong": wrong}}
     with pytest.raises(error, match=text):
-        aotair.build(RECIPE | {"model": kwargs}, tmp_path / "a.aotair")
+        aotair.build(SHARES_ITSELF | {"model": kwargs}, tmp_path / "a.aotair")
     assert not torch.distributed.is_initialized() and not list(tmp_path.iterdir())
 
 
 def test_a_build_in_a_process_that_is_a_rank_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(ModelError, match="has a process group already"):
-        aotair.build(RECIPE, tmp_path / "a.aotair")
+        aotair.build(SHARES_ITSELF, tmp_path / "a.aotair")
 
 
 @pytest.mark.parametrize(
@@ -66,4 +57,4 @@ def test_a_build_in_a_process_that_is_a_rank_already(tmp_path: Path, monkeypatch
 )
 def test_a_wrong_recipe(tmp_path: Path, parts: dict, text: str):
     with pytest.raises(RecipeError, match=text):
-        aotair.build(RECIPE | parts, tmp_path / "a.aotair")
+        aotair.build(SHARES_ITSELF | parts, tmp_path / "a.aotair")
