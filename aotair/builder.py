@@ -39,7 +39,7 @@ from .passes import pipeline
 from .passes.observer import Observer
 from .program import Built, build_program, run_bucket_passes
 from .promise import promised, refuse_over_budget
-from .prove.prove import prove
+from .prove.prove import is_large, prove
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
@@ -356,7 +356,8 @@ class _Line:
             report = pages(proved.program, built, self.explained(), self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
         with self.clock.stage("check"):
-            check_written(folder, self.job.target.allowed, self.job.where, self.jobs)
+            jobs = 1 if is_large(self.model) else self.jobs
+            check_written(folder, self.job.target.allowed, self.job.where, jobs)
         return self._summary(self.place, program, counts, nodes_before)
 
     def _summary(

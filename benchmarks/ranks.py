@@ -95,8 +95,7 @@ def _decoder(folder: Path, name: str, mesh: Mapping[str, int], device: str = "cp
         seeded(DECODERS[name]()).save_pretrained(checkpoint)
     start, out = time.perf_counter(), folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
     recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
-    config = {"experimental_config": {"pattern_fusion_pass": device == "cpu"}}  # see docs/limits.md
-    parts = {"entry_points": ENTRIES, "mesh": dict(mesh), "target": {"device": device}, "config": config}
+    parts = {"entry_points": ENTRIES, "mesh": dict(mesh), "target": {"device": device}}
     aotair.build({**recipe, **parts}, out)
     return out, time.perf_counter() - start
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument, Node, map_arg
 
@@ -34,7 +35,8 @@ def fake_result(mode: FakeTensorMode, target: Any, args: tuple[Argument, ...], k
     fake_args, fake_kwargs = values
     if target is operator.getitem:
         return fake_args[0][fake_args[1]]
-    with mode, torch.no_grad():
+    # Kernels of torch that take no symbolic sizes have a form in Python that does.
+    with mode, torch.no_grad(), enable_python_dispatcher():
         return target(*fake_args, **fake_kwargs)
 
 

@@ -2,7 +2,7 @@
 moves?"""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,28 +21,51 @@ _MOST_SHARE = 0.1  # of a tensor's greatest number
 @dataclass(frozen=True)
 class Apart:
     """The largest error, the largest in units in the last place; the errors of what is beyond the tolerance, by name,
-    and how far that was exceeded where the original moves as much."""
+    and how far that was exceeded where the original moves as much; where it was asked, of everything, which share of
+    the greatest number that would be."""
 
     error: float = 0.0
     units: float = 0.0
     wrong: Mapping[str, Difference] = field(default_factory=dict)
     slack: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
-def apart(want: Run, got: Run, tolerance: Tolerance) -> Apart:
+_NO_SHARES: Mapping[str, float] = {}
+
+
+def apart(
+    want: Run, got: Run, tolerance: Tolerance, shares: Mapping[str, float] = _NO_SHARES, ask: bool = False
+) -> Apart:
     """How far a run is from the original's. Where a bound is relative, and a tensor beyond it, the original is asked
-    how far it moves itself."""
+    how far it moves itself; but not where the error is within the `shares` of the greatest number that calls of the
+    same entry point were seen to move by, which takes no other call. `ask`: in any case."""
     error = units = 0.0
     wrong: dict[str, Difference] = {}
     slack: dict[str, float] = {}
+    seen: dict[str, float] = {}
     for name, wanted, gotten, with_moved in _pairs(want, got):
         found = difference(gotten, wanted, tolerance)
-        if not found.within and tolerance.scale and (moved := want.moved()) is not None:
-            found, slack[name] = _beside(*with_moved(moved), tolerance)
+        if not found.within and name in shares:
+            found = difference(gotten, wanted, tolerance, shares[name] * greatest(wanted))
+        if tolerance.scale and (ask or not found.within) and (moved := want.moved()) is not None:
+            beside = with_moved(moved)
+            far = _slack(*beside, tolerance)
+            seen[name] = far / beside[-1] if beside[-1] else 0.0
+            if not found.within:
+                found, slack[name] = _beside(*beside[:-1], tolerance, far), far
         error, units = max(error, found.error), max(units, found.units)
         if not found.within:
             wrong[name] = found
-    return Apart(error, units, wrong, slack)
+    return Apart(error, units, wrong, slack, seen)
+
+
+def least(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """By name, the least share that any run was seen to move by."""
+    found: dict[str, float] = {}
+    for one in shares:
+        found |= {name: min(share, found.get(name, share)) for name, share in one.items()}
+    return found
 
 
 Beside = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]  # got, wanted, moved, the greatest number there
@@ -76,17 +99,24 @@ def allowed(tolerance: Tolerance) -> str:
     return f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
 
 
-def _beside(
-    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance
-) -> tuple[Difference, float]:
-    """The difference, with the slack that the original's own movement gives. Numbers that are counted have none, but
-    where the original itself counts otherwise."""
-    if moved.shape != want.shape or moved.dtype != want.dtype or got.shape != want.shape or got.dtype != want.dtype:
-        return difference(got, want, tolerance), 0.0
-    if not (want.dtype.is_floating_point or want.is_complex()):
-        return difference(torch.where(moved != want, want, got), want, tolerance), 0.0
+def _slack(got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance) -> float:
+    """How far off the original's own movement lets something be. What is counted may not be off."""
+    if not _alike(got, want, moved) or not (want.dtype.is_floating_point or want.is_complex()) or not want.numel():
+        return 0.0
     wide = torch.complex128 if want.is_complex() else torch.float64
     step = (moved.to(wide) - want.to(wide)).abs()
     far = float(torch.where(step.isfinite(), step, 0.0).max())
-    slack = min(MOVES * far, min(_MOST * tolerance.scale, _MOST_SHARE) * most)
-    return difference(got, want, tolerance, slack), slack
+    return min(MOVES * far, min(_MOST * tolerance.scale, _MOST_SHARE) * most)
+
+
+def _beside(
+    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, tolerance: Tolerance, slack: float
+) -> Difference:
+    """The difference with that slack. What is counted may be anything where the original itself counts otherwise."""
+    if _alike(got, want, moved) and not (want.dtype.is_floating_point or want.is_complex()):
+        got = torch.where(moved != want, want, got)
+    return difference(got, want, tolerance, slack)
+
+
+def _alike(*tensors: torch.Tensor) -> bool:
+    return len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1

@@ -27,11 +27,12 @@ from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
 from ..recipe.job import Job
 from ..share import one_thread, shared_out
-from .apart import Apart, allowed, apart
+from .apart import Apart, allowed, apart, least
 from .lived import Lived
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
 from .together import AllRanks
+from .written import Written
 
 _FAST_PATH = (
     "torch's encoder layers compute masked sequences in another way when nothing traces them: make them with "
@@ -44,9 +45,8 @@ _SHARED_OUT = (
 )
 Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
-_NO_TENSORS = (torch.empty(0),) * 2
 _SAMPLED = 2  # padded runs of a bucket, where not all are asked for
-_LARGE = 1 << 30  # bytes of weights: whose call keeps all cores busy by itself, and is not made by several processes
+_LARGE = 1 << 30  # bytes of weights
 _WORTH = 0.2  # seconds that a bucket takes to be worth another process
 
 
@@ -61,17 +61,19 @@ class Proved:
 def prove(
     artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None], jobs: int = 1
 ) -> Proved:
-    """In so many processes. Raises ProofError at the first bucket that is wrong or whose padding is not neutral.
-    `artifact` is what was written: what the build holds in memory may be right where the file is not.
+    """In so many processes, of a large model in one. Raises ProofError at the first bucket that is wrong or whose
+    padding is not neutral. `artifact` is what was written: what the build holds in memory may be right where the file
+    is not.
 
     First every bucket is called once, as the model was built; what that writes into states says how these look in life,
-    and from such ones every bucket is called again, and padded. With `verify: {level: sampled}` that is done for the
+    and from such ones every bucket is called again, and padded. How far the original moves its own answers is asked at
+    the largest one, and again where an answer is further off. With `verify: {level: sampled}` that is done for the
     smallest and the largest bucket of each entry point alone, and with fewer poisons.
     """
     # All before the first call: each remembers the first values of the buffers that it puts back.
     first = Original(original, job.entries[0])
     originals = [Original(original, one, like=first) for one in job.entries]
-    large = sum(parameter.nbytes for parameter in original.parameters()) > _LARGE
+    large = is_large(original)
     with contextlib.nullcontext() if large else one_thread(), all_on_host(artifact, job.target.allowed) as model:
         provers = [
             _Prover(Runner(one, entry, model, called), job.sampled)
@@ -81,18 +83,26 @@ def prove(
         return _proved(artifact.program, steps, progress, 1 if large else jobs)
 
 
+def is_large(model: torch.nn.Module) -> bool:
+    """Whether a call keeps all cores busy by itself, and one at a time takes memory enough."""
+    return sum(parameter.nbytes for parameter in model.parameters()) > _LARGE
+
+
 def _proved(
     program: Program, steps: Sequence[tuple["_Prover", int]], progress: Callable[[int, int], None], jobs: int
 ) -> Proved:
-    built, begin, total = [], time.perf_counter(), 2 * len(steps)
-    for done, (prover, number) in enumerate(steps):
-        progress(done, total)
-        built.append(prover.as_built(number))
-    jobs = jobs if time.perf_counter() - begin > _WORTH * len(steps) else 1
+    total = 2 * len(steps)
+    calls = [functools.partial(prover.as_built, number) for prover, number in steps]
+    progress(0, total)
+    begin = time.perf_counter()
+    built = [calls[0]()]
+    jobs = jobs if time.perf_counter() - begin > _WORTH else 1
+    built += shared_out(calls[1:], jobs, lambda begun: progress(begun + 1, total))
     states = _lived(built, steps[0][0])
     provers = list(dict.fromkeys(prover for prover, _ in steps))
     for prover in provers:
         prover.states = states
+        prover.shares = least(one.shares for (theirs, _), one in zip(steps, built) if theirs is prover)
     samples = [(prover, sample) for prover in provers for sample in prover.samples()]
     tasks = [functools.partial(prover.in_life, number) for prover, number in steps]
     tasks += [functools.partial(prover.sample, *sample) for prover, sample in samples]
@@ -164,12 +174,13 @@ def host_settings(
 
 @dataclass(frozen=True)
 class _AsBuilt:
-    """What a bucket's call from the states as built has shown, what of it is golden, and the rows that it wrote into
-    states, before and after."""
+    """What a bucket's call from the states as built has shown, what of it is golden, the rows that it wrote into
+    states, before and after, and by which shares of their greatest numbers the original moves what it leaves behind."""
 
     proof: Proof
     golden: Mapping[str, torch.Tensor]
     wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -191,13 +202,15 @@ class _Shown:
 
 
 class _Prover:
-    """Of one entry point. `states` are those from which calls are made as in life."""
+    """Of one entry point. `states` are those from which calls are made as in life, `shares` those by which the original
+    was seen to move before."""
 
     def __init__(self, runner: Runner, sampled: bool):
         self.runner, self._sampled = runner, sampled
         self._job, self._entry, self._model = runner.job, runner.entry, runner.model
         self.buckets = self._entry.buckets
         self.states: Tensors = {}
+        self.shares: Mapping[str, float] = {}
 
     def as_built(self, number: int) -> _AsBuilt:
         """One call of a bucket from the states as they were built; it is golden."""
@@ -205,10 +218,11 @@ class _Prover:
         inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
         want, got = self.runner.reference(inputs), self.runner.replay(inputs)
         self._refuse_no_numbers(want)
-        found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}")
+        once = number == len(self.buckets) - 1 and not self._sampled
+        found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}", ask=once)
         proof = Proof(found.error, (), found.units, self._sampled)
         wrote = {name: written.changed() for name, written in want.states.items()}
-        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote)
+        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote, found.shares)
 
     def in_life(self, number: int) -> _Shown:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
@@ -274,9 +288,9 @@ class _Prover:
                     fix="say under inputs in which range the model's inputs lie",
                 )
 
-    def _compare(self, want: Run, got: Run, where: str) -> Apart:
+    def _compare(self, want: Run, got: Run, where: str, ask: bool = False) -> Apart:
         """How far a run is from the original's; raises ProofError where that is beyond the recipe's tolerance."""
-        found = apart(want, got, self._job.tolerance)
+        found = apart(want, got, self._job.tolerance, self.shares, ask)
         for name, wrong in found.wrong.items():
             raise ProofError(
                 f"{where}: the output {name!r} is not the original model's",
@@ -301,32 +315,32 @@ class _Prover:
         golden |= {key(entry, number, "out", i): tensor for i, tensor in enumerate(want.tensors[:count])}
         for name, tensor in zip(mutated, want.tensors[count:], strict=True):
             golden |= changes(key(entry, number, "after", name), inputs[name], tensor)
-        self._model.reset_state()
-        states = self._model.state
         for name, written in want.states.items():
-            for own, one, other in self._parts(name, states[name], written.whole()):
-                golden |= changes(key(entry, number, "state", own), one, other)
+            golden |= self._golden_state(number, name, written)
         places: list[tuple[str, str, object]] = [(want.names[i], "out", i) for i in range(count)]
         places += [(want.names[count + i], "after", name) for i, name in enumerate(mutated)]
-        places += [(f"state {n}", "state", own) for n in states for own, _, _ in self._parts(n, *_NO_TENSORS)]
+        places += [(f"state {name}", "state", own) for name in want.states for own in self._parts(name)]
         for name, side, place in places:
             if name in found.slack:
                 slack = torch.tensor(found.slack[name], dtype=torch.float64)
                 golden[f"{key(entry, number, side, place)}.slack"] = slack
         return golden
 
-    def _parts(
-        self, name: str, before: torch.Tensor, after: torch.Tensor
-    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """What is golden of a state before and after a call, with its name: of one that ranks share out, each part."""
-        program = self._model.program
-        shard = state_shard(program, name)
+    def _golden_state(self, number: int, name: str, written: Written) -> Tensors:
+        """What is stored of a state that a call has `written`: of one that ranks share out, each part."""
+        shard = state_shard(self._model.program, name)
+        stored = functools.partial(key, self._entry.name, number, "state")
         if shard is None:
-            yield name, before, after
-            return
-        for number in range(shard.parts):
-            cut = (before, after) if before is after else (part_of(one, shard, number) for one in (before, after))
-            yield (state_part(name, number), *cut)
+            return written.golden(stored(name))
+        golden, after = dict[str, torch.Tensor](), written.whole()
+        for part, own in enumerate(self._parts(name)):
+            golden |= changes(stored(own), part_of(written.before, shard, part), part_of(after, shard, part))
+        return golden
+
+    def _parts(self, name: str) -> list[str]:
+        """What the golden tensors call a state, or each part of one that ranks share out."""
+        shard = state_shard(self._model.program, name)
+        return [name] if shard is None else [state_part(name, part) for part in range(shard.parts)]
 
     # ---- padding ------------------------------------------------------------------------------------------------
 
@@ -428,7 +442,7 @@ class _Prover:
     ) -> Apart:
         tolerance, far = self._job.tolerance, rounding(self._job.inputs, words)
         tolerance = replace(tolerance, atol=tolerance.atol * far, rtol=tolerance.rtol * far)
-        found = apart(want, got, tolerance)
+        found = apart(want, got, tolerance, self.shares)
         if not found.wrong:
             return found
         changed = [

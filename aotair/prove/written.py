@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from aotair_runtime.weights.compared import row_length
+from aotair_runtime.weights.golden import changed_rows
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numbers that are equal where all bits are, by their bytes
 _AT_ONCE = 1 << 14  # numbers that are looked at together
@@ -44,6 +45,11 @@ class Written:
         rows = _in_rows(self.before)[at]
         rows[torch.searchsorted(at, self.at)] = self.rows
         return rows
+
+    def golden(self, name: str) -> dict[str, torch.Tensor]:
+        """The state as the call left it, as golden tensors."""
+        before = _in_rows(self.before)
+        return changed_rows(name, self.at, before[self.at], self.rows, before.numel(), self.whole)
 
     def changed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that were written, before and after, with the state's own last dimension."""

@@ -1,7 +1,7 @@
 """The golden tensors: what the original model answered at build time, and whether the artifact still answers so."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -63,15 +63,29 @@ def _own_name(model: Loaded, side: str, name: str) -> str:
 def changes(name: str, before: torch.Tensor, after: torch.Tensor) -> dict[str, torch.Tensor]:
     """`after` as golden tensors: whole under `name`, or, where that is less, the flat positions where it differs from
     `before` (`NAME.at`) and what is there (`NAME.is`). A step of a language model writes a few rows of its caches."""
-    before, after = before.reshape(-1), after.contiguous()
+    after = after.contiguous()
+    rows = before.reshape(1, -1), after.view(1, -1)
+    return changed_rows(name, torch.zeros(1, dtype=torch.int64), *rows, after.numel(), lambda: after)
+
+
+def changed_rows(
+    name: str,
+    at: torch.Tensor,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    count: int,
+    whole: Callable[[], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The same of a tensor of `count` numbers, of which the rows with the numbers `at` alone may differ: `before` and
+    `after` are these, and `whole` gives the tensor afterwards."""
     bits = _BITS.get(after.element_size(), torch.uint8)
-    unlike = before.view(bits) != after.view(-1).view(bits)
+    unlike = before.contiguous().view(bits) != after.view(bits)
     if bits.itemsize < after.element_size():
-        unlike = unlike.view(-1, after.element_size() // bits.itemsize).any(1)
-    at = unlike.nonzero().flatten()
-    if not after.numel() or at.numel() * (8 + after.element_size()) >= after.nbytes:
-        return {name: after}
-    return {f"{name}.at": at, f"{name}.is": after.view(-1)[at]}
+        unlike = unlike.view(*after.shape, after.element_size() // bits.itemsize).any(-1)
+    rows, columns = unlike.nonzero(as_tuple=True)
+    if not count or rows.numel() * (8 + after.element_size()) >= count * after.element_size():
+        return {name: whole()}
+    return {f"{name}.at": at[rows] * after.shape[1] + columns, f"{name}.is": after[rows, columns]}
 
 
 def replay_golden(model: Loaded) -> Iterator[Comparison]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aotair.prove.apart import MOVES, apart
+from aotair.prove.apart import MOVES, apart, least
 from aotair.prove.runs import Run
 from aotair_runtime.format.schema import Tolerance
 
@@ -43,3 +43,19 @@ def test_a_choice_that_the_original_makes_otherwise_is_left_open():
     want, other = torch.tensor([3, 9]), torch.tensor([3, 8])
     assert not apart(run(want, moved=(other,)), run(torch.tensor([3, 7])), SCALE).wrong
     assert apart(run(want, moved=(other,)), run(torch.tensor([4, 9])), SCALE).wrong
+
+
+def test_what_was_seen_to_move_before_is_not_asked_again():
+    asked = []
+    want = torch.full((64,), 4.0)
+    moved = Run(["x"], [want * (1 + 1e-5)])
+    first = Run(["x"], [want], lambda: asked.append(1) or moved)
+    shares = apart(first, Run(["x"], [want * (1 + 1e-4)]), SCALE).shares
+    assert shares["x"] == pytest.approx(MOVES * 1e-5, rel=2e-2) and len(asked) == 1
+    larger = Run(["x"], [100 * want], lambda: asked.append(1) or Run(["x"], [100 * want]))
+    assert not apart(larger, Run(["x"], [100 * want * (1 + 1e-4)]), SCALE, shares).wrong and len(asked) == 1
+    assert apart(larger, Run(["x"], [100 * want * (1 + 1e-3)]), SCALE, shares).wrong and len(asked) == 2
+
+
+def test_of_several_runs_the_least_share_counts():
+    assert least([{"x": 2.0, "y": 1.0}, {}, {"x": 1.0}]) == {"x": 1.0, "y": 1.0}

@@ -7,8 +7,15 @@ from aotair.prove.apart import apart
 from aotair.prove.runs import Run
 from aotair.prove.written import Written, greatest, side_by_side
 from aotair_runtime.format.schema import Tolerance
+from aotair_runtime.weights.golden import changes
 
 SCALE = Tolerance(0.0, 0.0, 64 * 2.0**-23)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype and torch.equal(tensor, other[name])
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (5, 8), (4, 0), (0, 100), (2, 300, 4, 16), (2, 3, 130)])
@@ -21,8 +28,20 @@ def test_it_turns_what_was_there_into_what_is(shape: tuple[int, ...], dtype: tor
     found = Written.between(before, after)
     assert torch.equal(found.whole(), after) and len(found.at) <= 1
     assert not len(Written.between(before, before.clone()).at)
+    same(found.golden("x"), changes("x", before, after))
     old, new = found.changed()
     assert old.shape == new.shape and new.shape[-1] == (shape[-1] if shape and after.numel() else new.shape[-1])
+
+
+def test_all_that_was_written_is_golden():
+    before = torch.randn(50, 128)
+    after = before.clone()
+    after[[3, 40]] += 1
+    after[7, 5] = -after[7, 5]
+    found = Written.between(before, after).golden("x")
+    assert found["x.at"].numel() == 257
+    same(found, changes("x", before, after))
+    same(Written.between(before, -before).golden("x"), {"x": -before})
 
 
 def test_a_number_is_another_where_its_bits_are():
