@@ -100,7 +100,8 @@ def build_program(
     prologue = stored.prologue(tables, job.config.experimental_config.plan_effort, ALIGNMENT)
     constants = tuple(map(stored.constant, tables.constants.values()))
     program = replace(_program(job, entries, tables, states, constants), prologue=prologue)
-    program = replace(program, unread=exported[0].names.unread(tensors(program)))
+    names = exported[0].names
+    program = replace(program, unread=names.unread(tensors(program)), joined=names.joined)
     program, values = stored.whole(program)
     return Built(program, values, pictures, tables.debug_data())
 

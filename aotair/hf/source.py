@@ -18,8 +18,10 @@ from aotair_runtime.artifact.listed import listed
 from aotair_runtime.errors import WeightsError
 
 from ..errors import ModelError
+from ..model.tied_names import JOINED
 from ..target.target import Target
 from . import gguf_once
+from .pieces import held_in_pieces
 from .quantised import is_quantised, load_quantised
 
 try:
@@ -194,6 +196,8 @@ def load(source: Source, kind: Any, dtype: torch.dtype, target: Target, where: s
     finally:
         gguf_once.forget()
     _refuse_unfit(report, type(model).__name__, source, where)
+    if not source.is_gguf:
+        setattr(model, JOINED, held_in_pieces(model, open_checkpoint(source.path)))
     found: torch.nn.Module = model.eval()
     return found
 

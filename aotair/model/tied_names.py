@@ -1,20 +1,23 @@
 """Which names of a model's checkpoint a tensor goes by, and which tensors no checkpoint has."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from aotair_runtime.format.schema import Constant
+from aotair_runtime.format.schema import Constant, Joined
+
+JOINED = "_held_in_pieces"  # where a module keeps what its checkpoints hold in pieces, by the names that it has within
 
 
 @dataclass(frozen=True)
 class Names:
     """`tied`: for each name of the model's state dict all names of the same memory, the first one first. `registered`:
-    what the model calls its parameters and buffers, persistent or not."""
+    what the model calls its parameters and buffers, persistent or not. `joined`: what checkpoints hold in pieces."""
 
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     registered: frozenset[str] = frozenset()
+    joined: tuple[Joined, ...] = ()
 
     def group(self, name: str) -> tuple[str, ...]:
         """All names of the tensor that goes by `name`."""
@@ -45,7 +48,15 @@ def names_of(model: torch.nn.Module) -> Names:
         group += [] if name in group else [name]
         registered.add(name)
     tied = {name: tuple(group) for group in places.values() for name in group}
-    return Names(tied, frozenset(registered))
+    return Names(tied, frozenset(registered), tuple(item for item in _joined(model) if item.name in tied))
+
+
+def _joined(model: torch.nn.Module) -> Iterator[Joined]:
+    """What the modules within say of their checkpoints, by the model's names."""
+    for path, module in model.named_modules():
+        before = f"{path}." if path else ""
+        for item in getattr(module, JOINED, ()):
+            yield replace(item, name=before + item.name, pieces=tuple(before + piece for piece in item.pieces))
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

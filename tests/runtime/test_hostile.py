@@ -40,6 +40,7 @@ from aotair_runtime.format.schema import (
     File,
     Form,
     Fresh,
+    Joined,
     Layout,
     Op,
     Origin,
@@ -240,6 +241,11 @@ def with_entry(program: Program, **fields: object) -> Program:
     return replace(program, entry_points=(replace(program.entry_points[0], **fields),))
 
 
+def joined(program: Program, *pieces: str, count: int = 0) -> Joined:
+    """Pieces of a weight that there is."""
+    return Joined(program.constants[0].names[0][0], pieces, count)
+
+
 def with_constant(program: Program, **fields: object) -> Program:
     return replace(program, constants=(replace(program.constants[0], **fields), *program.constants[1:]))
 
@@ -298,6 +304,14 @@ SPOILT = {
     "a name of two constants": lambda p: with_constant(p, names=p.constants[1].names),
     "a name that is read and is not": lambda p: replace(p, unread=p.constants[0].names[0]),
     "an unread name twice": lambda p: replace(p, unread=("x", "x")),
+    "pieces of nothing": lambda p: replace(p, joined=(Joined("ghost", ("a",)),)),
+    "pieces of a tensor twice": lambda p: replace(p, joined=(joined(p, "a"), joined(p, "b"))),
+    "no pieces": lambda p: replace(p, joined=(joined(p),)),
+    "pieces without a place for a number": lambda p: replace(p, joined=(joined(p, "a", count=2),)),
+    "less than no pieces": lambda p: replace(p, joined=(joined(p, "a{}", count=-1),)),
+    "a piece twice": lambda p: replace(p, joined=(joined(p, "a{}", "a{}", count=2),)),
+    "very many pieces": lambda p: replace(p, joined=(joined(p, "a{}", count=1 << 40),)),
+    "pieces with endless names": lambda p: replace(p, joined=(joined(p, "a" * 1000 + "{}", count=1 << 20),)),
     "an origin that is no digest": lambda p: replace(p, origin=Origin("", "../x", "", "")),
     "an origin of another length": lambda p: replace(p, origin=Origin("", "", "", "0" * 63)),
     "state of no constant": lambda p: replace(p, state=(State("s", 99),)),

@@ -4,6 +4,7 @@ A directory holds `model.safetensors.index.json` and the shards that its `weight
 any .safetensors files. It is untrusted: headers are read and compared before any tensor is.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,13 +42,16 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a checkpoint, as the header of its file described it, by the `name` that it has there."""
+    """A tensor of a checkpoint, as the header of its file described it, by the `name` that it has there; or one that
+    it holds in `pieces`, in rows that are stacked where `stacked`, of which each is one behind the other."""
 
     name: str
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     version: tuple[int, ...] = ()  # of the file, when its header was read
+    pieces: "tuple[tuple[Stored, ...], ...]" = ()
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,10 @@ class Checkpoint:
                 yield {name: _tensor(handle, self.tensors[name]) for name in names}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, mapped."""
+        """One tensor, mapped; or put together."""
         stored = self.tensors[name]
+        if stored.pieces:
+            return _joined(stored)
         with _opened(stored.file) as handle:
             return _tensor(handle, stored)
 
@@ -224,6 +230,20 @@ def _tensor(handle: safetensors.safe_open, stored: Stored) -> torch.Tensor:
             fix="load it again once nobody writes to it; write checkpoints aside and rename them",
         )
     return found
+
+
+def _joined(stored: Stored) -> torch.Tensor:
+    """A tensor of all its pieces, each file of which is opened once."""
+    with contextlib.ExitStack() as stack:
+        files = {piece.file: piece for pieces in stored.pieces for piece in pieces}
+        handles = {file: stack.enter_context(_opened(file)) for file in files}
+        rows = (torch.cat([_tensor(handles[piece.file], piece) for piece in pieces]) for pieces in stored.pieces)
+        if not stored.stacked:
+            return next(rows)
+        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        for place, row in zip(whole, rows):
+            place.copy_(row)
+        return whole
 
 
 def _version(file: Path) -> tuple[int, ...]:

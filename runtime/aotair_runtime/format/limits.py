@@ -10,6 +10,8 @@ MOST_COMPANION_BYTES = 256 << 20
 MOST_DEBUG_BYTES = 64 << 20  # a few bytes for each instruction, and each line of a model once
 MOST_INT = 1 << 46  # of a size or an amount: more than any memory has bytes, and far from where products overflow
 MOST_ITEMS = 4096  # of a list that an op takes: tensors that are joined, sizes, pads
+# Of tensors that checkpoints hold in pieces: 100 layers of 512 experts have 150,000, with names of 60 letters.
+MOST_PIECES, MOST_LETTERS_OF_PIECES = 1 << 20, 1 << 27
 MOST_LETTERS = 64  # of a text that an op takes: the names of modes are short
 # What a safetensors header says of one tensor beside its name: dtype, up to 64 sizes, two offsets.
 _MOST_OF_A_TENSOR = 2048

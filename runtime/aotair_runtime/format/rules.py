@@ -6,6 +6,8 @@ from .bucket_rules import BucketRules
 from .demands import MAX_BYTES, Demands
 from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
+from .joined import piece_names
+from .limits import MOST_LETTERS_OF_PIECES, MOST_PIECES
 from .mesh import ranks_of, whole_shape
 from .prologue import tensors
 from .prologue_rules import PrologueRules
@@ -113,12 +115,31 @@ class _Tables(Demands):
             for name in (name for group in constant.names for name in group):
                 self.require(name not in seen, f"{path}.names", "names that nothing else has", name)
                 seen.add(name)
+        self.joined(seen)
         origin = program.origin
         for field in ("recipe", "code", "graph"):
             text = getattr(origin, field)
             self.require(bool(_DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
         said = program.quantisation
         self.require(bool(_DIGEST.fullmatch(said)), "quantisation", "a digest or nothing", said)
+
+    def joined(self, names: set[str]) -> None:
+        """The tensors that checkpoints hold in pieces: some of those that have `names`, each once."""
+        seen: set[str] = set()
+        for i, item in enumerate(self.program.joined):
+            path = f"joined[{i}]"
+            self.require(item.name in names and item.name not in seen, f"{path}.name", "a name of a weight", item.name)
+            self.require(item.count >= 0, f"{path}.count", "a number of tensors, or 0", item.count)
+            fits = bool(item.pieces) and all(not item.count or piece.count("{}") == 1 for piece in item.pieces)
+            self.require(fits, f"{path}.pieces", "names, with one {} each where there is a count", item.pieces)
+            seen.add(item.name)
+        pieces = [(max(1, item.count), len(piece)) for item in self.program.joined for piece in item.pieces]
+        count = sum(count for count, _ in pieces)
+        self.require(count <= MOST_PIECES, "joined", f"at most {MOST_PIECES} pieces", count)
+        letters = sum(count * (length + 10) for count, length in pieces)
+        self.require(letters <= MOST_LETTERS_OF_PIECES, "joined", "shorter names of pieces", letters)
+        every = [name for item in self.program.joined for name in piece_names(item)]
+        self.require(len({*every}) == len(every), "joined", "pieces with names of their own")
 
     def files(self) -> None:
         """The lengths and digests of the other files."""

@@ -208,6 +208,17 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A tensor of the model, by one of its names, that checkpoints hold in pieces, one after the other along the first
+    dimension. With a `count` each piece's name has one `{}`, and there are so many such tensors, from number 0 on,
+    stacked: the experts of a layer."""
+
+    name: str
+    pieces: tuple[str, ...]
+    count: int = 0
+
+
+@dataclass(frozen=True)
 class State:
     """A buffer that the model mutates: its name, and the constant that holds its first value."""
 
@@ -421,7 +432,8 @@ class Prologue:
 class Program:
     """`unread`: names that a checkpoint of the model has and no instruction reads. `quantisation`: a digest of what the
     checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing. `mesh`: the
-    axes of the ranks that run the program together, the last one varying fastest from rank to rank; none: one rank."""
+    axes of the ranks that run the program together, the last one varying fastest from rank to rank; none: one rank.
+    `joined`: which tensors checkpoints may hold in pieces."""
 
     name: str
     requirements: Requirements
@@ -442,3 +454,4 @@ class Program:
     prologue: Prologue = Prologue()
     quantisation: str = ""
     mesh: tuple[Axis, ...] = ()
+    joined: tuple[Joined, ...] = ()

@@ -15,6 +15,7 @@ from .schema import (
     GroupArg,
     HostArg,
     Instruction,
+    Joined,
     Placement,
     Program,
     Space,
@@ -63,9 +64,11 @@ def summary(program: Program) -> str:
 def weights_text(program: Program) -> str:
     """The constants, each with its kind, its bytes and what it follows from; then how derived ones are made."""
     sources, rows = follows_from(program), []
+    pieces = {item.name: _pieces_text(item) for item in program.joined}
     for constant in program.constants:
         nbytes = math.prod(constant.shape) * dtype(constant.dtype).itemsize
         others = [" = ".join(group) for group in constant.names if group != (constant.name,)]
+        others += [pieces[name] for group in constant.names for name in group if name in pieces]
         text = ", ".join(sources.get(constant.name, others))
         what = f"{constant.dtype}{list(constant.shape)}{_share_text(program, constant)}"
         rows.append([constant.name, what, f"{nbytes:,}", constant.kind or "not recorded", text])
@@ -74,6 +77,11 @@ def weights_text(program: Program) -> str:
         own = as_program(program, part)
         lines += ["", *_bucket_lines(own, own.entry_points[0], part.bucket)]
     return "\n".join(map(in_line, lines))
+
+
+def _pieces_text(item: Joined) -> str:
+    """In which pieces checkpoints hold it."""
+    return ", ".join(item.pieces) + (f" ({{}} from 0 to {item.count - 1})" if item.count else "")
 
 
 def _share_text(program: Program, constant: Constant) -> str:

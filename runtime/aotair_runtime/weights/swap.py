@@ -9,12 +9,14 @@ import torch
 from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from ..artifact.joined import joined
 from ..artifact.listed import listed, listed_by_file
 from ..artifact.open import Artifact, is_artifact, opened, read_golden, with_weights
 from ..artifact.quantisation import quantisation_of
 from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
 from ..errors import MalformedError, WeightsError
+from ..format.joined import piece_names
 from ..format.mesh import of_rank, whole_shape
 from ..format.prologue import follows_from, tensors
 from ..format.schema import Constant, EntryPoint, Program, Tolerance
@@ -59,7 +61,7 @@ def read_weights(
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
     _check_quantisation(program, checkpoint)
-    checkpoint = renamed(checkpoint, _names(program), naming)
+    checkpoint = joined(renamed(checkpoint, _names(program), naming), program.joined)
     chosen = _chosen(program, checkpoint, strict)
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
@@ -188,7 +190,8 @@ def _check_quantisation(program: Program, checkpoint: Checkpoint) -> None:
 
 def _names(program: Program) -> set[str]:
     """All names that a checkpoint of the model may have."""
-    return {name for item in tensors(program) for group in item.names for name in group} | set(program.unread)
+    whole = {name for item in tensors(program) for group in item.names for name in group}
+    return whole | set(program.unread) | {name for item in program.joined for name in piece_names(item)}
 
 
 def _chosen(program: Program, checkpoint: Checkpoint, strict: bool) -> dict[int, list[str]]:
