@@ -12,6 +12,7 @@ import aotair
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
 from aotair.recipe.read import completed, parse_recipe
+from aotair_runtime.artifact.open import read_program
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 ATTENTION = "npu::npu_fused_infer_attention_score"
@@ -79,3 +80,16 @@ def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
 def test_what_the_kernel_does_not_take_needs_no_lengths(changed: dict[str, Any], checkpoint: Path):
     found = completed(parse_recipe(recipe(checkpoint, **changed)))
     assert "lengths" not in found.entry_points["decode"].inputs
+
+
+def lifted(path: Path) -> dict[str, int]:
+    """How many calls of each npu op the last bucket makes."""
+    program = read_program(path)
+    names = [program.ops[program.instructions[n].op].name for n in program.entry_points[-1].buckets[-1].code]
+    return {name: names.count(name) for name in names if name.startswith("npu::")}
+
+
+def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(checkpoint: Path, tmp_path: Path):
+    whole = aotair.build(recipe(checkpoint), tmp_path / "whole.aotair")
+    shared = aotair.build(recipe(checkpoint) | {"mesh": {"tp": 2}}, tmp_path / "shared.aotair")
+    assert lifted(shared) == lifted(whole) and {"npu::npu_rotary_mul", "npu::npu_rms_norm"} <= set(lifted(whole))
