@@ -22,6 +22,7 @@ from .aliases import overlap, shared_memory
 from .held import PLAIN, HeldValue, Holder, Snapshot, held_values
 from .reference import Original
 from .samples import random_inputs
+from .written import Written, side_by_side
 
 log = logging.getLogger("aotair")
 
@@ -107,7 +108,7 @@ class Calls:
         self._inputs = random_inputs(job, dict(zip(job.dims(), job.bucket_sizes()[bucket])), seed)
 
     def make(self) -> Results:
-        """The leaves of what a call returns, and what it leaves in the buffers, copied."""
+        """The leaves of what a call returns, copied, and what it has written into the buffers."""
         job = self._job
         try:
             result = self._original.call({name: tensor.clone() for name, tensor in self._inputs.items()})
@@ -130,8 +131,10 @@ class Calls:
                 fix="correct the shapes, dtypes and ranges of the recipe's inputs",
             ) from error
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in _pytree.tree_leaves(result)]
-        buffers = self._original.buffers().items()
-        return leaves + [b.clone() for name, b in buffers if self._buffers is None or name in self._buffers]
+        before, buffers = self._original.first_values(), self._original.buffers()
+        counted = [name for name in buffers if self._buffers is None or name in self._buffers]
+        nothing = torch.empty(0)  # before a buffer that the call has registered
+        return leaves + [Written.between(before.get(name, nothing), buffers[name]) for name in counted]
 
     def reset(self) -> None:
         self._original.reset()
@@ -267,12 +270,16 @@ def equal_results(a: Results, b: Results | None, tolerance: Tolerance = _EXACT) 
     """Whether two calls have returned the same; False for what is no result."""
     if b is None or len(a) != len(b):
         return False
-    return all(
-        difference(x, y, tolerance).within
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
-        else type(x) is type(y) and (not isinstance(x, PLAIN) or repr(x) == repr(y))
-        for x, y in zip(a, b)
-    )
+    return all(_equal(x, y, tolerance) for x, y in zip(a, b))
+
+
+def _equal(one: object, other: object, tolerance: Tolerance) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return difference(one, other, tolerance).within
+    if isinstance(one, Written) and isinstance(other, Written):
+        mine, theirs = side_by_side(one, other)
+        return difference(mine, theirs, tolerance).within
+    return type(one) is type(other) and (not isinstance(one, PLAIN) or repr(one) == repr(other))
 
 
 def some_names(names: list[str]) -> str:

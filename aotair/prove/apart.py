@@ -10,8 +10,8 @@ import torch
 from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.weights.compared import Difference, difference, tolerance_text
 
+from ..model.written import Written, greatest, side_by_side
 from .runs import Run
-from .written import Written, greatest, side_by_side
 
 MOVES = 32  # times as far as the original's own sums in float64 move a tensor, anything may be off
 _MOST = 128.0  # times as far as the tolerance goes, it may then be off: what moves more proves nothing

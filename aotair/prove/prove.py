@@ -25,6 +25,7 @@ from aotair_runtime.weights.golden import changes, key, state_part, state_shard
 from ..errors import ProofError, UnsupportedError
 from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs, real_inputs
+from ..model.written import Written
 from ..recipe.job import Job
 from ..share import one_thread, shared_out
 from .apart import Apart, allowed, apart, least
@@ -32,7 +33,6 @@ from .lived import Lived
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
 from .together import AllRanks
-from .written import Written
 
 _FAST_PATH = (
     "torch's encoder layers compute masked sequences in another way when nothing traces them: make them with "

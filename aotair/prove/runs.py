@@ -16,9 +16,9 @@ from ..errors import ProofError
 from ..graph.resolve import resolved
 from ..model.reference import Original
 from ..model.wider import Wider
+from ..model.written import Written
 from ..recipe.entry import EntryJob
 from .together import AllRanks
-from .written import Written
 
 log = logging.getLogger("aotair")
 

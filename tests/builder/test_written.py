@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from aotair.model.written import Written, greatest, side_by_side
 from aotair.prove.apart import apart
 from aotair.prove.runs import Run
-from aotair.prove.written import Written, greatest, side_by_side
 from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.weights.golden import changes
 
