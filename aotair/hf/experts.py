@@ -38,10 +38,13 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
             fix="load it without a tensor-parallel plan",
         )
     first: Tensor | None = getattr(self, "first_expert", None)
-    if first is not None:  # this rank has some of the experts; the rows of others come last, and are nobody's
+    if first is None:
+        rows, places, ends = ROUTE(hidden_states, top_k_index, self.num_experts)
+    else:  # this rank has some of the experts; the rows of others come last, as one more's whose product nobody makes
         own = top_k_index - first
-        top_k_index = own.masked_fill((own < 0) | (own >= self.num_experts), self.num_experts)
-    rows, places, ends = ROUTE(hidden_states, top_k_index, self.num_experts)
+        own = own.masked_fill((own < 0) | (own >= self.num_experts), self.num_experts)
+        rows, places, ends = ROUTE(hidden_states, own, self.num_experts + 1)
+        ends = ends[:-1]
     inner = _product(self, "gate_up_proj" if self.has_gate else "up_proj", rows, ends)
     inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
     made = _product(self, "down_proj", inner, ends)

@@ -185,9 +185,11 @@ class AllRanks:
 
 
 def _of_others(error: BaseException | None) -> bool:
-    while error is not None:
+    seen = list[BaseException]()  # what is raised again from what came of it goes round in a circle
+    while error is not None and not any(error is one for one in seen):
         if isinstance(error, PartedError) or (isinstance(error, AotairError) and "another rank failed" in error.what):
             return True
+        seen.append(error)
         error = error.__cause__
     return False
 

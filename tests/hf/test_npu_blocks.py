@@ -13,6 +13,7 @@ from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
 from aotair.recipe.read import completed, parse_recipe
 from aotair_runtime.artifact.open import read_program
+from benchmarks.decoder_models import DECODERS
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 ATTENTION = "npu::npu_fused_infer_attention_score"
@@ -89,7 +90,12 @@ def lifted(path: Path) -> dict[str, int]:
     return {name: names.count(name) for name in names if name.startswith("npu::")}
 
 
-def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(checkpoint: Path, tmp_path: Path):
-    whole = aotair.build(recipe(checkpoint), tmp_path / "whole.aotair")
-    shared = aotair.build(recipe(checkpoint) | {"mesh": {"tp": 2}}, tmp_path / "shared.aotair")
+@pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), ("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
+def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(name: str, mesh: dict[str, int], tmp_path: Path):
+    written(tmp_path / "w", DECODERS[name]())
+    plain = recipe(tmp_path / "w", "float32", cache="static", slots=2)
+    del plain["model"]["kwargs"]["block"]
+    whole = aotair.build(plain, tmp_path / "whole.aotair")
+    shared = aotair.build(plain | {"mesh": mesh}, tmp_path / "shared.aotair")
     assert lifted(shared) == lifted(whole) and {"npu::npu_rotary_mul", "npu::npu_rms_norm"} <= set(lifted(whole))
+    assert ("npu::npu_moe_init_routing_v2" in lifted(whole)) == (name == "qwen3_moe")

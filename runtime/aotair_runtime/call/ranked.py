@@ -59,7 +59,10 @@ class RankedEntry(Entry):
         except CallError:
             raise
         except RuntimeError as error:
-            raise self._party.failure(error, own=not _of_others(error)) from error
+            failure = self._party.failure(error, own=not _of_others(error))
+            if failure is error:
+                raise
+            raise failure from error
 
 
 def _of_others(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from aotair.prove.prove import all_on_host
 from aotair.prove.together import AllRanks
 from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.confine.op_table import Allowed
-from aotair_runtime.errors import AotairError
+from aotair_runtime.errors import AotairError, CaptureError
 
 
 class Kept(torch.nn.Module):
@@ -68,6 +68,20 @@ def test_calls_write_the_states_of_all_ranks(kept: Path):
 def test_an_error_of_a_rank_is_that_of_the_call(kept: Path):
     with all_on_host(open_artifact(kept), Allowed()) as ranks, pytest.raises(AotairError, match="does not fit"):
         ranks.entry_points["forward"].flat([torch.randn(5, 4), torch.tensor([0, 1])])
+
+
+def test_a_call_that_fails_on_a_rank_ends(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    """An error may be raised again from itself, or from one that came of it."""
+    with all_on_host(open_artifact(kept), Allowed()) as ranks:
+        error, other = CaptureError("a kernel failed"), CaptureError("another one")
+        error.__cause__, other.__cause__ = other, error
+
+        def fail(*given: object) -> None:
+            raise error
+
+        monkeypatch.setattr("aotair_runtime.call.entry.Entry._replay", fail)
+        with pytest.raises(CaptureError, match="a kernel failed"):
+            ranks.entry_points["forward"].flat([torch.zeros(2, 4), torch.tensor([0, 1])])
 
 
 def test_what_is_given_for_one_rank_is_one_model(tmp_path: Path):
