@@ -11,7 +11,7 @@ import torch
 from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.devices import open_device
 from aotair_runtime.devices.groups import PartedError, forget, register
-from aotair_runtime.errors import AotairError
+from aotair_runtime.errors import AotairError, causes
 from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, ranks_of
 from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
@@ -184,14 +184,11 @@ class AllRanks:
         return [result for result in results if result is not None]
 
 
-def _of_others(error: BaseException | None) -> bool:
-    seen = list[BaseException]()  # what is raised again from what came of it goes round in a circle
-    while error is not None and not any(error is one for one in seen):
-        if isinstance(error, PartedError) or (isinstance(error, AotairError) and "another rank failed" in error.what):
-            return True
-        seen.append(error)
-        error = error.__cause__
-    return False
+def _of_others(error: BaseException) -> bool:
+    return any(
+        isinstance(one, PartedError) or (isinstance(one, AotairError) and "another rank failed" in one.what)
+        for one in causes(error)
+    )
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

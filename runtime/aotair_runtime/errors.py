@@ -1,6 +1,7 @@
 """Every way in which loading or calling an artifact can be refused, one class for each."""
 
 import re
+from collections.abc import Iterator
 
 # What a terminal obeys instead of printing: control characters but for tab and the end of a line, marks that turn the
 # direction of writing, other ends of lines; and halves of characters, which cannot be printed.
@@ -16,6 +17,15 @@ def shown(text: str) -> str:
 def in_line(text: str) -> str:
     """The same on one line: ends of lines and tabs are escaped too."""
     return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it came of, and so on; each once: what is raised again from its own cause goes in a circle."""
+    seen: list[BaseException] = []
+    while error is not None and not any(error is one for one in seen):
+        yield error
+        seen.append(error)
+        error = error.__cause__
 
 
 def _lines(text: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from ..capture.graphs import Parts, Resident
 from ..capture.pool import Pool
 from ..devices.groups import PartedError
-from ..errors import AotairError, CallError, RankError
+from ..errors import AotairError, CallError, RankError, causes
 from ..format.schema import EntryPoint
 from ..ranks.party import REFUSED, Party
 from .buckets import choose, read_sizes
@@ -65,10 +65,6 @@ class RankedEntry(Entry):
             raise failure from error
 
 
-def _of_others(error: BaseException | None) -> bool:
+def _of_others(error: BaseException) -> bool:
     """Whether a call failed because other ranks did not do their part."""
-    while error is not None:
-        if isinstance(error, PartedError):
-            return True
-        error = error.__cause__
-    return False
+    return any(isinstance(one, PartedError) for one in causes(error))
