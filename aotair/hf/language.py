@@ -44,9 +44,16 @@ class Decoder(nn.Module):
         for name in kept.names():
             mine, theirs = owner.get_buffer(name).shape, self.get_buffer(name).shape
             cut = [dim for dim, (one, other) in enumerate(zip(mine, theirs)) if one != other]
-            if cut:
-                (dim,), (axis,) = cut, axes
-                found[name] = Shard(axis, dim, theirs[dim] // mine[dim])
+            if not cut:
+                continue
+            if len(cut) > 1 or len(axes) > 1:
+                raise UnsupportedError(
+                    f"mesh: which axis shares out the cache {name} cannot be seen",
+                    expected="one axis for all layers that are cut by their widths",
+                    got=f"{list(theirs)} in all, {list(mine)} on a rank",
+                    fix="give the patterns of parallel one axis: COLWISE@tp",
+                )
+            found[name] = Shard(min(axes), cut[0], theirs[cut[0]] // mine[cut[0]])
         return found
 
     @property

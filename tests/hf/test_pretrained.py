@@ -16,7 +16,7 @@ import aotair
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
 from aotair.cli import main
-from aotair.errors import ModelError, RecipeError
+from aotair.errors import ModelError, RecipeError, UnsupportedError
 from aotair.export import entries
 from aotair.hf.scaffold import recipe_of
 from aotair.prove import prove
@@ -269,3 +269,17 @@ def test_of_a_model_that_does_not_generate(tmp_path: Path):
     checkpoints.write_checkpoint(tmp_path / "bert", checkpoints.seeded(config, kind=tf.AutoModel), tokenizer=False)
     refused(tmp_path / "bert", tmp_path / "out", "the checkpoint is for something else", task="text-generation")
     assert "feature-extraction" in recipe_of(tmp_path / "bert")
+
+
+def test_a_cache_that_two_axes_may_share_out_is_refused(checkpoint: Path, tmp_path: Path):
+    blocks = "model.model.layers.*"
+    parallel = {f"{blocks}.self_attn.{name}_proj": "colwise@a" for name in "qkv"} | {
+        f"{blocks}.self_attn.o_proj": "rowwise@a",
+        f"{blocks}.mlp.gate_proj": "colwise@b",
+        f"{blocks}.mlp.up_proj": "colwise@b",
+        f"{blocks}.mlp.down_proj": "rowwise@b",
+    }
+    recipe = {"name": "x", "model": {"pretrained": str(checkpoint)}, "mesh": {"a": 2, "b": 2}, "parallel": parallel}
+    with pytest.raises(UnsupportedError, match="which axis shares out the cache"):
+        aotair.build(recipe, tmp_path / "x.aotair")
+    assert not (tmp_path / "x.aotair").exists()
