@@ -167,6 +167,11 @@ BY_HAND = (
     ),
     Call(
         "aten::scaled_dot_product_attention",
+        (_t(2, 4, 7, 8), _t(2, 1, 5, 8), _t(1, 1, 5, 6), _t(4, 1, 5), 0.0, False),
+        (),
+    ),
+    Call(
+        "aten::scaled_dot_product_attention",
         (_t(2, 4, 7, 8), _t(2, 2, 7, 8), _t(2, 2, 7, 8), None, 0.0, True),
         (("scale", 0.5), ("enable_gqa", True)),
     ),

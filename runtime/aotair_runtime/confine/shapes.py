@@ -112,12 +112,14 @@ def _attention(call: Call) -> Shape | None:
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     if not query or not key or not value or not len(query) == len(key) == len(value) >= 2:
         return None
-    fits = query[-1] == key[-1] and key[-2] == value[-2] and key[:-2] == value[:-2]
-    shared = call.given.get("enable_gqa") is True and len(query) > 2
-    lead = (query[:-3], key[:-3]) if shared else (query[:-2], key[:-2])
-    fits = fits and lead[0] == lead[1] and not (shared and (not key[-3] or query[-3] % key[-3]))
-    mask, scores = call.shape("attn_mask"), (*query[:-1], key[-2])
-    return (*query[:-1], value[-1]) if fits and (mask is None or _expands(mask, scores)) else None
+    lead = broadcast([query[:-2], key[:-2], value[:-2]])
+    if call.given.get("enable_gqa") is True and len(query) > 2:  # some heads of queries share one of keys and values
+        whole = key[:-2] == value[:-2] and query[:-3] == key[:-3] and key[-3] and not query[-3] % key[-3]
+        lead = query[:-2] if whole else None
+    if lead is None or query[-1] != key[-1] or key[-2] != value[-2]:
+        return None
+    mask, scores = call.shape("attn_mask"), (*lead, query[-2], key[-2])
+    return (*lead, query[-2], value[-1]) if mask is None or _expands(mask, scores) else None
 
 
 def _selected(call: Call) -> Shape | None:
