@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch.utils import _pytree
 
+from ..errors import UnsupportedError
 from ..graph.resolve import resolved
 from ..recipe.entry import EntryJob
 from .arguments import MethodArguments, register_results
@@ -67,8 +68,15 @@ class Original:
     def reset(self, but: Collection[str] = ()) -> None:
         """Put every buffer back that was there at first, with the value it had, `but` those that get another."""
         for module, name, whole_name, buffer, value in self._first:
+            if buffer.shape != value.shape:
+                raise UnsupportedError(
+                    f"the model resizes its buffer {whole_name}",
+                    expected="buffers that keep their shapes: a program plans their memory",
+                    got=f"{list(value.shape)}, then {list(buffer.shape)}",
+                    fix="make it as large as it will be, and say in an input how much of it is used",
+                )
             if whole_name not in but:
-                _once(buffer).copy_(value)
+                _once(buffer).copy_(_once(value))
             module._buffers[name] = buffer
 
     def has_fast_path(self) -> bool:
@@ -81,12 +89,12 @@ class Original:
 
     def first_values(self) -> dict[str, torch.Tensor]:
         """What the buffers hold before a call that is given no others."""
-        return {name: resolved(value).expand(buffer.shape) for _, _, name, buffer, value in self._first}
+        return {name: resolved(value) for _, _, name, _, value in self._first}
 
 
 def _buffers_of(model: torch.nn.Module) -> list[_Buffer]:
     return [
-        (module, name, f"{path}.{name}" if path else name, buffer, _once(buffer).clone())
+        (module, name, f"{path}.{name}" if path else name, buffer, _once(buffer).clone().expand(buffer.shape))
         for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None

@@ -37,13 +37,15 @@ class Written:
     def whole(self) -> torch.Tensor:
         """The state as the call left it."""
         rows = _in_rows(self.before).clone()
-        rows[self.at] = self.rows
+        if len(self.at):
+            rows.view(torch.uint8)[self.at] = self.rows.view(torch.uint8)
         return rows.view(self.before.shape)
 
     def on(self, at: torch.Tensor) -> torch.Tensor:
         """The rows of these numbers, among which are those that were written, as the call left them."""
         rows = _in_rows(self.before)[at]
-        rows[torch.searchsorted(at, self.at)] = self.rows
+        if len(self.at):
+            rows.view(torch.uint8)[torch.searchsorted(at, self.at)] = self.rows.view(torch.uint8)
         return rows
 
     def golden(self, name: str) -> dict[str, torch.Tensor]:
@@ -61,7 +63,7 @@ def greatest(tensor: torch.Tensor) -> float:
     """The greatest finite number of a tensor; 0 of what is counted or has none."""
     if not tensor.numel() or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return 0.0
-    size = tensor.abs()
+    size = (tensor if tensor.element_size() > 1 else tensor.float()).abs()
     return float(torch.where(size.isfinite(), size, 0.0).max())
 
 
@@ -86,13 +88,20 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _unlike(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """The numbers of the rows whose bits differ. What is equal is passed over at once."""
-    wide = before.shape[1] * before.element_size() % 8 == 0
-    bits = torch.int64 if wide else _BITS[before.element_size()]
     step = max(1, _AT_ONCE // before.shape[1])
-    pairs = zip(before.contiguous().view(bits).split(step), after.contiguous().view(bits).split(step))
+    pairs = zip(_as_bits(before).split(step), _as_bits(after).split(step))
     found = [
         (mine != theirs).any(1).nonzero().flatten() + number * step
         for number, (mine, theirs) in enumerate(pairs)
         if not torch.equal(mine, theirs)
     ]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+
+def _as_bits(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of numbers as rows of ints, as wide as there are."""
+    wide = rows.shape[1] * rows.element_size() % 8 == 0
+    rows = rows.contiguous()
+    if wide and rows.storage_offset() * rows.element_size() % 8:
+        rows = rows.clone()  # a part of another tensor, from a place where no wide int begins
+    return rows.view(torch.int64 if wide else _BITS[rows.element_size()])

@@ -21,37 +21,53 @@ _MOST_SHARE = 0.1  # of a tensor's greatest number
 @dataclass(frozen=True)
 class Apart:
     """The largest error, the largest in units in the last place; the errors of what is beyond the tolerance, by name,
-    and how far that was exceeded where the original moves as much; where it was asked, of everything, which share of
-    the greatest number that would be."""
+    and how far that was exceeded where the original moves as much; where it was asked, of everything, how far that
+    could be."""
 
     error: float = 0.0
     units: float = 0.0
     wrong: Mapping[str, Difference] = field(default_factory=dict)
     slack: Mapping[str, float] = field(default_factory=dict)
-    shares: Mapping[str, float] = field(default_factory=dict)
+    seen: Mapping[str, "Seen"] = field(default_factory=dict)
 
 
-_NO_SHARES: Mapping[str, float] = {}
+@dataclass(frozen=True)
+class Seen:
+    """How far off the original's own movement lets something be, in a call, and the greatest number there."""
+
+    slack: float
+    most: float
+
+    @property
+    def share(self) -> float:
+        return self.slack / self.most if self.most else 0.0
+
+    def slack_of(self, wanted: torch.Tensor) -> float:
+        """In another call: no further, and less where the numbers are smaller. One that is far off excuses none."""
+        return self.share * min(self.most, greatest(wanted))
+
+
+_NOTHING_SEEN: Mapping[str, Seen] = {}
 
 
 def apart(
-    want: Run, got: Run, tolerance: Tolerance, shares: Mapping[str, float] = _NO_SHARES, ask: bool = False
+    want: Run, got: Run, tolerance: Tolerance, known: Mapping[str, Seen] = _NOTHING_SEEN, ask: bool = False
 ) -> Apart:
     """How far a run is from the original's. Where a bound is relative, and a tensor beyond it, the original is asked
-    how far it moves itself; but not where the error is within the `shares` of the greatest number that calls of the
-    same entry point were seen to move by, which takes no other call. `ask`: in any case."""
+    how far it moves itself; but not where the error is within what is `known` of other calls of the same entry point.
+    `ask`: in any case."""
     error = units = 0.0
     wrong: dict[str, Difference] = {}
     slack: dict[str, float] = {}
-    seen: dict[str, float] = {}
+    seen: dict[str, Seen] = {}
     for name, wanted, gotten, with_moved in _pairs(want, got):
         found = difference(gotten, wanted, tolerance)
-        if not found.within and name in shares:
-            found = difference(gotten, wanted, tolerance, shares[name] * greatest(wanted))
+        if not found.within and name in known:
+            found = difference(gotten, wanted, tolerance, known[name].slack_of(wanted))
         if tolerance.scale and (ask or not found.within) and (moved := want.moved()) is not None:
             beside = with_moved(moved)
             far = _slack(*beside, tolerance)
-            seen[name] = far / beside[-1] if beside[-1] else 0.0
+            seen[name] = Seen(far, beside[-1])
             if not found.within:
                 found, slack[name] = _beside(*beside[:-1], tolerance, far), far
         error, units = max(error, found.error), max(units, found.units)
@@ -60,11 +76,11 @@ def apart(
     return Apart(error, units, wrong, slack, seen)
 
 
-def least(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """By name, the least share that any run was seen to move by."""
-    found: dict[str, float] = {}
-    for one in shares:
-        found |= {name: min(share, found.get(name, share)) for name, share in one.items()}
+def least(seen: Iterable[Mapping[str, Seen]]) -> dict[str, Seen]:
+    """By name, the least that any run was seen to move by."""
+    found: dict[str, Seen] = {}
+    for one in seen:
+        found |= {name: min(mine, found.get(name, mine), key=lambda item: item.share) for name, mine in one.items()}
     return found
 
 

@@ -28,7 +28,7 @@ from ..model.samples import Poison, poisoned, poisons, random_inputs, real_input
 from ..model.written import Written
 from ..recipe.job import Job
 from ..share import one_thread, shared_out
-from .apart import Apart, allowed, apart, least
+from .apart import Apart, Seen, allowed, apart, least
 from .lived import Lived
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
@@ -102,7 +102,7 @@ def _proved(
     provers = list(dict.fromkeys(prover for prover, _ in steps))
     for prover in provers:
         prover.states = states
-        prover.shares = least(one.shares for (theirs, _), one in zip(steps, built) if theirs is prover)
+        prover.known = least(one.seen for (theirs, _), one in zip(steps, built) if theirs is prover)
     samples = [(prover, sample) for prover in provers for sample in prover.samples()]
     tasks = [functools.partial(prover.in_life, number) for prover, number in steps]
     tasks += [functools.partial(prover.sample, *sample) for prover, sample in samples]
@@ -175,12 +175,12 @@ def host_settings(
 @dataclass(frozen=True)
 class _AsBuilt:
     """What a bucket's call from the states as built has shown, what of it is golden, the rows that it wrote into
-    states, before and after, and by which shares of their greatest numbers the original moves what it leaves behind."""
+    states, before and after, and how far the original moves what it leaves behind."""
 
     proof: Proof
     golden: Mapping[str, torch.Tensor]
     wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-    shares: Mapping[str, float]
+    seen: Mapping[str, Seen]
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _Shown:
 
 
 class _Prover:
-    """Of one entry point. `states` are those from which calls are made as in life, `shares` those by which the original
+    """Of one entry point. `states` are those from which calls are made as in life, `known` is how far the original
     was seen to move before."""
 
     def __init__(self, runner: Runner, sampled: bool):
@@ -210,7 +210,7 @@ class _Prover:
         self._job, self._entry, self._model = runner.job, runner.entry, runner.model
         self.buckets = self._entry.buckets
         self.states: Tensors = {}
-        self.shares: Mapping[str, float] = {}
+        self.known: Mapping[str, Seen] = {}
 
     def as_built(self, number: int) -> _AsBuilt:
         """One call of a bucket from the states as they were built; it is golden."""
@@ -222,7 +222,7 @@ class _Prover:
         found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}", ask=once)
         proof = Proof(found.error, (), found.units, self._sampled)
         wrote = {name: written.changed() for name, written in want.states.items()}
-        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote, found.shares)
+        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote, found.seen)
 
     def in_life(self, number: int) -> _Shown:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
@@ -290,7 +290,7 @@ class _Prover:
 
     def _compare(self, want: Run, got: Run, where: str, ask: bool = False) -> Apart:
         """How far a run is from the original's; raises ProofError where that is beyond the recipe's tolerance."""
-        found = apart(want, got, self._job.tolerance, self.shares, ask)
+        found = apart(want, got, self._job.tolerance, self.known, ask)
         for name, wrong in found.wrong.items():
             raise ProofError(
                 f"{where}: the output {name!r} is not the original model's",
@@ -442,7 +442,7 @@ class _Prover:
     ) -> Apart:
         tolerance, far = self._job.tolerance, rounding(self._job.inputs, words)
         tolerance = replace(tolerance, atol=tolerance.atol * far, rtol=tolerance.rtol * far)
-        found = apart(want, got, tolerance, self.shares)
+        found = apart(want, got, tolerance, self.known)
         if not found.wrong:
             return found
         changed = [

@@ -401,3 +401,34 @@ def test_a_buffer_that_has_another_shape_in_each_bucket_is_refused_with_the_line
     }
     with pytest.raises(AotairError, match=r"\(at test_hidden\.py:"):
         aotair.build(recipe, tmp_path / "a.aotair")
+
+
+class Resized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.resize_(8)
+        return x + 1
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("part", torch.arange(4.0)[1:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.part.add_(1)
+
+
+def test_a_buffer_that_a_call_resizes_is_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match="resizes its buffer kept"):
+        aotair.build(model=Resized(), name="resized", inputs=X, out=tmp_path / "a.aotair")
+
+
+def test_a_buffer_that_is_a_part_of_another_tensor(tmp_path):
+    path = aotair.build(model=Part(), name="part", inputs=X, out=tmp_path / "a.aotair")
+    with aotair.load(path) as served:
+        x = torch.ones(2, 3)
+        assert served(x)[0].tolist() == [2, 3, 4] and served(x)[0].tolist() == [3, 4, 5]

@@ -59,6 +59,19 @@ def test_rows_that_one_call_wrote_are_laid_beside_those_of_the_other():
     assert mine[:, 0].tolist() == [-1.0, 7.0] and theirs[:, 0].tolist() == [2.0, -2.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.uint16, torch.uint64, torch.float8_e4m3fn])
+def test_parts_of_others_and_dtypes_without_most_kernels(dtype: torch.dtype):
+    """A buffer may begin at any place of its memory, and have a dtype that cannot be written at indices."""
+    memory = torch.arange(1, 66).to(torch.float32).to(dtype)
+    before, after = memory[1:], memory[1:].clone()
+    after[5:6] = memory[9:10]
+    found = Written.between(before, after)
+    assert torch.equal(found.whole().view(torch.uint8), after.view(torch.uint8))
+    (mine, theirs) = side_by_side(found, Written.between(before, before.clone()))
+    assert torch.equal(mine.view(torch.uint8), after.view(1, -1).view(torch.uint8)) and len(theirs) == 1
+    assert greatest(memory[:4]) in (0.0, 4.0)
+
+
 def test_a_state_of_another_shape_is_compared_whole():
     before, found = torch.zeros(4, 64), Written.between(torch.zeros(4, 64), torch.ones(2, 64))
     mine, theirs = side_by_side(Written.between(before, before), found)

@@ -283,3 +283,18 @@ def test_a_cache_that_two_axes_may_share_out_is_refused(checkpoint: Path, tmp_pa
     with pytest.raises(UnsupportedError, match="which axis shares out the cache"):
         aotair.build(recipe, tmp_path / "x.aotair")
     assert not (tmp_path / "x.aotair").exists()
+
+
+def test_an_adapter_has_the_names_of_the_checkpoint(checkpoint: Path, artifact: Path, tmp_path: Path):
+    """As PEFT writes them: the artifact's own have one `model.` more."""
+    model = tf.AutoModelForCausalLM.from_pretrained(checkpoint)
+    layer = model.model.layers[0].self_attn.q_proj
+    a, b = torch.randn(2, layer.in_features), torch.randn(layer.out_features, 2)
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    factors = {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    safetensors.torch.save_file(factors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    layer.weight.data += 2 * (b @ a)
+    with aotair.load(artifact, enable_output_clone=True) as served:
+        served.load_adapter(tmp_path)
+        assert generate(served, PROMPTS, 10) == [checkpoints.generated(model, prompt, 10) for prompt in PROMPTS]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from ..errors import WeightsError
 from .checkpoint import Checkpoint, some
 
+_MOST_PREFIXES = 16  # that are tried
+
 
 @dataclass(frozen=True)
 class Naming:
@@ -25,7 +27,7 @@ def renamed(checkpoint: Checkpoint, wanted: Collection[str], naming: Naming) -> 
     if naming.prefix or naming.rename:
         new = {name: naming.prefix + _replaced(name, naming.rename, checkpoint) for name in checkpoint.tensors}
     else:
-        new = _moved(list(checkpoint.tensors), frozenset(wanted))
+        new = moved(list(checkpoint.tensors), frozenset(wanted))
     twice = [name for name, count in Counter(new.values()).items() if count > 1]
     if twice:
         raise WeightsError(
@@ -48,7 +50,7 @@ def _replaced(name: str, patterns: Mapping[str, str], checkpoint: Checkpoint) ->
     return name
 
 
-def _moved(names: list[str], wanted: frozenset[str]) -> dict[str, str]:
+def moved(names: list[str], wanted: frozenset[str]) -> dict[str, str]:
     """The names with a prefix added or taken away, where that is the one way by which any are wanted; else as they
     are."""
     same = {name: name for name in names}
@@ -62,12 +64,17 @@ def _moved(names: list[str], wanted: frozenset[str]) -> dict[str, str]:
 
 
 def _ways(names: list[str], wanted: frozenset[str]) -> Iterator[dict[str, str]]:
-    """What the names would be with each prefix that makes one of them, the one with the most dots, a wanted one."""
-    longest = max(names, key=lambda name: (name.count("."), name))
-    for want in wanted:
-        if want.endswith(f".{longest}"):
-            added = want[: -len(longest)]
-            yield {name: added + name for name in names}
-        elif longest.endswith(f".{want}"):
-            taken = longest[: -len(want)]
-            yield {name: name.removeprefix(taken) for name in names}
+    """What the names would be with each prefix added that makes some of them wanted ones, or taken away; of very many
+    prefixes those that most names have."""
+    known = set(names)
+    added = Counter(before for want in wanted for before, rest in _cut(want) if rest in known)
+    taken = Counter(before for name in names for before, rest in _cut(name) if rest in wanted)
+    for prefix, _ in added.most_common(_MOST_PREFIXES):
+        yield {name: prefix + name for name in names}
+    for prefix, _ in taken.most_common(_MOST_PREFIXES):
+        yield {name: name.removeprefix(prefix) for name in names}
+
+
+def _cut(name: str) -> Iterator[tuple[str, str]]:
+    """A name at each of its dots: what stands up to there, and the rest."""
+    return ((name[: place + 1], name[place + 1 :]) for place, letter in enumerate(name) if letter == ".")

@@ -9,13 +9,14 @@ from torch._ops import OpOverload
 
 from ..artifact.checkpoint import Checkpoint, open_checkpoint, some
 from ..artifact.open import Artifact, read_golden
+from ..artifact.renamed import Naming
 from ..errors import WeightsError
 from ..format.prologue import tensors
 from ..format.schema import Part, Program
 from ..format.torch_names import dtype
 from .adapter import Adapter
 from .prologue import made_by
-from .swap import Weights, check_shapes
+from .swap import Weights, as_the_model_names, check_shapes
 
 # How far, of its norm, what the base makes may lie from what the model has: kernels of nodes differ in the last bits.
 _SAME = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -53,7 +54,7 @@ def read_base(path: Path | None, artifact: Artifact, adapter: Adapter) -> Checkp
                 fix="say where the checkpoint lies: load_adapter(…, base=PATH)",
             )
         return None
-    checkpoint = open_checkpoint(path)
+    checkpoint = as_the_model_names(open_checkpoint(path), program, Naming())
     chosen = {n: [name for group in there[n].names for name in group if name in checkpoint.tensors] for n in needed}
     if missing := [there[number].name for number, names in chosen.items() if not names]:
         raise WeightsError("the base checkpoint lacks weights", where=str(path), got=f"missing: {some(missing)}")

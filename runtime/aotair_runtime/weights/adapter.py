@@ -18,6 +18,7 @@ import torch
 
 from ..artifact.checkpoint import Checkpoint, open_checkpoint, some
 from ..artifact.json_file import json_object
+from ..artifact.renamed import moved
 from ..errors import WeightsError
 from ..format.prologue import tensors
 from ..format.schema import Constant, Part, Program
@@ -98,9 +99,10 @@ def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
         for name in group
     }
     products, unknown, there = {}, [], tensors(program)
-    flag = bool(config.get("fan_in_fan_out"))
-    for module, factors in _modules(file).items():
-        if (number := numbers.get(f"{module}.weight")) is None:
+    flag, modules = bool(config.get("fan_in_fan_out")), _modules(file)
+    names = moved([f"{module}.weight" for module in modules], frozenset(numbers))
+    for module, factors in modules.items():
+        if (number := numbers.get(names[f"{module}.weight"])) is None:
             unknown.append(module)
             continue
         _check_alone(there[number], module, path)

@@ -61,7 +61,7 @@ def read_weights(
     checkpoint = open_checkpoint(path)
     _check_derived(program, str(path))
     _check_quantisation(program, checkpoint)
-    checkpoint = joined(renamed(checkpoint, _names(program), naming), program.joined)
+    checkpoint = as_the_model_names(checkpoint, program, naming)
     chosen = _chosen(program, checkpoint, strict)
     check_shapes(program, checkpoint, chosen, cast)
     numbers = [number for number in chosen if number < len(program.constants)]
@@ -186,6 +186,11 @@ def _check_quantisation(program: Program, checkpoint: Checkpoint) -> None:
             expected="the same quantization_config, or description of the tensors",
             fix="build an artifact from this checkpoint",
         )
+
+
+def as_the_model_names(checkpoint: Checkpoint, program: Program, naming: Naming) -> Checkpoint:
+    """With the names that tensors have in the model, and whole what it holds in pieces. Raises WeightsError."""
+    return joined(renamed(checkpoint, _names(program), naming), program.joined)
 
 
 def _names(program: Program) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aotair.prove.apart import MOVES, apart, least
+from aotair.prove.apart import MOVES, Seen, apart, least
 from aotair.prove.runs import Run
 from aotair_runtime.format.schema import Tolerance
 
@@ -48,14 +48,26 @@ def test_a_choice_that_the_original_makes_otherwise_is_left_open():
 def test_what_was_seen_to_move_before_is_not_asked_again():
     asked = []
     want = torch.full((64,), 4.0)
-    moved = Run(["x"], [want * (1 + 1e-5)])
-    first = Run(["x"], [want], lambda: asked.append(1) or moved)
-    shares = apart(first, Run(["x"], [want * (1 + 1e-4)]), SCALE).shares
-    assert shares["x"] == pytest.approx(MOVES * 1e-5, rel=2e-2) and len(asked) == 1
-    larger = Run(["x"], [100 * want], lambda: asked.append(1) or Run(["x"], [100 * want]))
-    assert not apart(larger, Run(["x"], [100 * want * (1 + 1e-4)]), SCALE, shares).wrong and len(asked) == 1
-    assert apart(larger, Run(["x"], [100 * want * (1 + 1e-3)]), SCALE, shares).wrong and len(asked) == 2
+    first = Run(["x"], [want], lambda: asked.append(1) or Run(["x"], [want * (1 + 1e-5)]))
+    known = apart(first, Run(["x"], [want * (1 + 1e-4)]), SCALE).seen
+    assert known["x"].share == pytest.approx(MOVES * 1e-5, rel=2e-2) and len(asked) == 1
+    smaller = Run(["x"], [want / 2], lambda: asked.append(1) or Run(["x"], [want / 2]))
+    assert not apart(smaller, Run(["x"], [want / 2 * (1 + 1e-4)]), SCALE, known).wrong and len(asked) == 1
+    assert apart(smaller, Run(["x"], [want / 2 * (1 + 1e-3)]), SCALE, known).wrong and len(asked) == 2
 
 
-def test_of_several_runs_the_least_share_counts():
-    assert least([{"x": 2.0, "y": 1.0}, {}, {"x": 1.0}]) == {"x": 1.0, "y": 1.0}
+def test_a_number_that_is_far_off_in_another_call_excuses_none():
+    """It was not there when the original was asked: the slack stays what it was."""
+    want = torch.ones(2, 64)
+    known = {"x": Seen(1e-3, 1.0)}
+    far = want.clone()
+    far[1] = 1e6
+    got = far.clone()
+    got[0] += 0.5
+    assert apart(Run(["x"], [far], lambda: Run(["x"], [far])), Run(["x"], [got]), SCALE, known).wrong
+
+
+def test_of_several_runs_the_least_counts():
+    one, two = Seen(2.0, 1.0), Seen(3.0, 4.0)
+    assert least([{"x": one, "y": one}, {}, {"x": two}]) == {"x": two, "y": one}
+    assert Seen(0.0, 0.0).slack_of(torch.ones(3)) == 0.0
