@@ -17,6 +17,7 @@ from aotair_runtime.format.schema import Tolerance
 from aotair_runtime.weights.compared import difference
 
 from ..errors import ModelError, UnsupportedError, user_frame
+from ..graph.resolve import resolved
 from ..recipe.entry import EntryJob
 from .aliases import overlap, shared_memory
 from .held import PLAIN, HeldValue, Holder, Snapshot, held_values
@@ -134,7 +135,7 @@ class Calls:
         before, buffers = self._original.first_values(), self._original.buffers()
         counted = [name for name in buffers if self._buffers is None or name in self._buffers]
         nothing = torch.empty(0)  # before a buffer that the call has registered
-        return leaves + [Written.between(before.get(name, nothing), buffers[name]) for name in counted]
+        return leaves + [Written.between(before.get(name, nothing), resolved(buffers[name])) for name in counted]
 
     def reset(self) -> None:
         self._original.reset()
