@@ -1,78 +1,116 @@
-"""Attention that reads keys and values where the cache holds them, for layers of transformers that ask for `sdpa`: by
-an op of the CPU, or by that of NPUs over blocks."""
+"""Attention that reads what a cache holds where it lies, for layers of transformers that ask for `sdpa`: by an op of
+the CPU, or by that of NPUs over blocks. What other devices gather is at least not expanded."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from aotair_runtime.devices import attention
+from aotair_runtime.devices import attention, latent_attention
 
 from .caches import AttentionLayer, Call, Rows
 from .instead import instead
+from .latent import AttendLatents, Expansions, absorbed, attend_gathered
+
+# (query, key, mask, layer, scale) to (batch, heads, tokens, width), or None where it does not serve the layer.
+_Attend = Callable[[Tensor, Tensor, Tensor, AttentionLayer, float], Tensor | None]
+_LATENT_ON_NPU = (512, 64)  # the only widths of latents and of rotated keys that the op has a kernel for
 
 
-def attending(rows: Rows, call: Call) -> contextlib.AbstractContextManager[None]:
-    """Within the block, a layer that is given keys and values of the cache reads them there: `air::paged_attention`.
-    One that changes them first, or begins its sequences, computes what transformers computes."""
+@dataclass(frozen=True)
+class Reading:
+    """What attends to keys and values of a cache, and what to latents."""
 
-    def attend(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
+    heads: _Attend
+    latents: AttendLatents
+
+
+def in_place(call: Call) -> Reading:
+    """`air::paged_attention` and `air::latent_attention`, of the CPU."""
+
+    def heads(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
         result: Tensor = attention.OP(query, *layer.buffers, call.table, mask, call.lengths, scale)
         return result
 
-    return _reading(rows, call, attend)
+    def latents(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:
+        result: Tensor = latent_attention.OP(query, rope, *layer.buffers, call.table, mask, call.lengths, scale)
+        return result
+
+    return Reading(heads, latents)
 
 
-def attending_blocks(rows: Rows, call: Call, lengths: Sequence[int]) -> contextlib.AbstractContextManager[None]:
-    """The same by `npu_fused_infer_attention_score`, for calls of one token for each sequence; `lengths` are how many
-    tokens each has with this one, on the host. What only a mask says (a sliding window) is said by one."""
+def over_blocks(call: Call, lengths: Sequence[int]) -> Reading:
+    """`npu_fused_infer_attention_score`, for calls of one token for each sequence; `lengths` are how many tokens each
+    has with this one, on the host. What only a mask says (a sliding window) is said by one."""
 
-    def attend(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
-        heads, width = key.shape[1], key.shape[3]
-        keys, values = (buffer.view(-1, call.block, buffer.shape[1]) for buffer in layer.buffers)
-        if query.shape[2] != 1 or mask.shape[1] != 1 or values.shape[2] != heads * width:
-            return None
+    def attend(query: Tensor, keys: Tensor, values: Tensor, groups: int, scale: float, **more: Any) -> Tensor:
         result: Tensor = torch.ops.npu.npu_fused_infer_attention_score(
             query,
-            keys,
-            values,
-            atten_mask=~mask if layer.is_sliding else None,
+            keys.view(-1, call.block, keys.shape[1]),
+            values.view(-1, call.block, values.shape[1]),
             actual_seq_lengths_kv=lengths,
             block_table=call.table.to(torch.int32),
             block_size=call.block,
             num_heads=query.shape[1],
-            num_key_value_heads=heads,
+            num_key_value_heads=groups,
             input_layout="BNSD",
             scale=scale,
+            **more,
         )[0]
         return result
 
-    return _reading(rows, call, attend)
+    def heads(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
+        groups, width = key.shape[1], key.shape[3]
+        keys, values = layer.buffers
+        if query.shape[2] != 1 or mask.shape[1] != 1 or values.shape[1] != groups * width:
+            return None
+        return attend(query, keys, values, groups, scale, atten_mask=~mask if layer.is_sliding else None)
+
+    def latents(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:
+        rows, ropes = layer.buffers
+        if query.shape[2] != 1 or layer.is_sliding or (rows.shape[1], ropes.shape[1]) != _LATENT_ON_NPU:
+            return attend_gathered(query, rope, mask, layer, scale)
+        turned = ropes.view(-1, call.block, ropes.shape[1])
+        return attend(query.contiguous(), rows, rows, 1, scale, query_rope=rope.contiguous(), key_rope=turned)
+
+    return Reading(heads, latents)
 
 
-# (query, key, mask, layer, scale) to (batch, heads, tokens, width), or None where it does not serve the layer.
-_Attend = Callable[[Tensor, Tensor, Tensor, AttentionLayer, float], Tensor | None]
+def gathered() -> Reading:
+    """Plain ops over rows that are copied out of the cache."""
+    return Reading(lambda *_: None, attend_gathered)
 
 
-def _reading(rows: Rows, call: Call, attend: _Attend) -> contextlib.AbstractContextManager[None]:
-    """Within the block, `attend` is asked for the layers that are given what the cache holds, with a mask."""
+@contextlib.contextmanager
+def reading(model: nn.Module, rows: Rows, call: Call, by: Reading) -> Iterator[None]:
+    """Within the block, a layer that is given keys and values of the cache, or what it expanded from latents there,
+    reads them by `by`. One that changes them first, or begins its sequences, computes what transformers computes."""
+    expansions = Expansions(rows)
+
+    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Any:
+        layer = rows.layer(key, value)
+        if layer is not None:
+            return by.heads(query, key, mask, layer, scale)
+        latents = expansions.layer(key, value) if call.few else None
+        return None if latents is None else absorbed(module, query, mask, latents, scale, by.latents)
 
     def forward(
-        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        layer = rows.layer(key, value)
         mask = args[0] if args else kwargs.get("attention_mask")
         plain = call.fresh or kwargs.get("position_bias") is not None
-        if not plain and layer is not None and mask is not None and mask.dtype == torch.bool:
+        if not plain and mask is not None and mask.dtype == torch.bool:
             scale = kwargs.get("scaling")
-            result = attend(query, key, mask, layer, query.shape[-1] ** -0.5 if scale is None else float(scale))
+            result = attend(module, query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else float(scale))
             if result is not None:
                 return result.transpose(1, 2).contiguous(), None
         answer: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, *args, **kwargs)
         return answer
 
-    return instead(ALL_ATTENTION_FUNCTIONS, {"sdpa": forward})
+    with expansions.noted(model), instead(ALL_ATTENTION_FUNCTIONS, {"sdpa": forward}):
+        yield

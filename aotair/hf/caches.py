@@ -19,7 +19,8 @@ class Call:
     """One call: `table` (batch, columns) are the blocks of each sequence, one after the other, each of `block` tokens,
     and `spare` is the block that padding points to; `starts` (batch,) the position of each sequence's first token,
     which lies before it where tokens pad on the left; `real` (batch, tokens) says which tokens are no padding. A
-    `fresh` call begins its sequences: what the blocks hold is not read."""
+    `fresh` call begins its sequences: what the blocks hold is not read. `few`: a sequence has few tokens in this call,
+    fewer than are worth to expand what the cache keeps."""
 
     table: torch.Tensor
     starts: torch.Tensor
@@ -27,6 +28,7 @@ class Call:
     spare: int
     block: int
     fresh: bool
+    few: bool = False
 
     @property
     def length(self) -> int:

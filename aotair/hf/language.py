@@ -1,6 +1,5 @@
 """Any of transformers' decoders as methods over one set of buffers: prefill, decode, extend and verify."""
 
-import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from aotair_runtime.format.schema import Shard
 
 from ..errors import UnsupportedError
 from ..parallel.split import Part
-from .attention import attending, attending_blocks
+from .attention import Reading, gathered, in_place, over_blocks, reading
 from .caches import Call, Rows, cache_argument, keep
 from .masks import masks_by_sequence
 from .settle import settle
@@ -20,7 +19,7 @@ from .settle import settle
 
 class Decoder(nn.Module):
     """`blocks` of `block` tokens each, and one more that padding points to (number `blocks`); a sequence has `columns`
-    of them. `in_place`: attention reads the cache where it lies, by an op of the CPU (`air::paged_attention`).
+    of them. `in_place`: attention reads the cache where it lies, by ops of the CPU (`air::paged_attention`).
 
     What the model's layers keep are buffers: state that all methods share. Each method gives logits (batch, …,
     vocabulary), or the likeliest tokens with `greedy`.
@@ -85,7 +84,7 @@ class Decoder(nn.Module):
 
     def _decode(self, ids: Tensor, positions: Tensor, table: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         real = torch.ones_like(ids[:, None], dtype=torch.bool)
-        call = Call(table, positions, real, self.blocks, self.block, fresh=False)
+        call = Call(table, positions, real, self.blocks, self.block, fresh=False, few=True)
         return self._answer(ids[:, None], call, 1, lengths)[:, -1]
 
     def _extend(self, ids: Tensor, mask: Tensor, positions: Tensor, table: Tensor) -> Tensor:
@@ -96,7 +95,8 @@ class Decoder(nn.Module):
 
     def _verify(self, ids: Tensor, mask: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         self._refuse_recurrent()
-        return self._answer(ids, Call(table, positions, mask > 0, self.blocks, self.block, fresh=False), 0)
+        call = Call(table, positions, mask > 0, self.blocks, self.block, fresh=False, few=True)
+        return self._answer(ids, call, 0)
 
     def _refuse_recurrent(self) -> None:
         if self.recurrent:
@@ -119,18 +119,16 @@ class Decoder(nn.Module):
             "logits_to_keep": last,
             self._cache: rows,
         }
-        with masks_by_sequence(), self._attending(rows, call, lengths):
+        with masks_by_sequence(), reading(self.model, rows, call, self._by(call, lengths)):
             answer = self.model(**{name: value for name, value in given.items() if name in self._takes})
         rows.store()
         logits: Tensor = answer.logits[:, -last:]
         return logits.argmax(-1) if self.greedy else logits
 
-    def _attending(
-        self, rows: Rows, call: Call, lengths: Sequence[int] | None
-    ) -> contextlib.AbstractContextManager[None]:
+    def _by(self, call: Call, lengths: Sequence[int] | None) -> Reading:
         if lengths is not None:
-            return attending_blocks(rows, call, lengths)
-        return attending(rows, call) if self._in_place else contextlib.nullcontext()
+            return over_blocks(call, lengths)
+        return in_place(call) if self._in_place else gathered()
 
 
 class LanguageModel(Decoder):

@@ -228,11 +228,25 @@ BY_HAND = (
     Call("aten::rnn_tanh.input", (_t(3, 2, 4), _t(1, 2, 5), _gates(5), *_RECURRENT), ()),
     Call("aten::rnn_relu.input", (_t(3, 2, 4), _t(1, 2, 5), _gates(5), *_RECURRENT), ()),
     Call(
+        "air::latent_attention",
+        (
+            _t(2, 4, 3, 8),
+            _t(2, 4, 3, 4),
+            _t(24, 8),
+            _t(24, 4),
+            _whole(2, 3, high=6),
+            _t(2, 1, 3, 12, dtype="bool"),
+            _whole(2, high=12),
+            0.3,
+        ),
+        (),
+    ),
+    Call(
         "air::paged_attention",
         (
             _t(2, 4, 3, 8),
-            _t(6, 4, 2, 8),
-            _t(6, 4, 2, 8),
+            _t(24, 16),
+            _t(24, 16),
             _whole(2, 3, high=6),
             _t(2, 1, 3, 12, dtype="bool"),
             _whole(2, high=12),

@@ -4,6 +4,7 @@ How many tokens a sequence has is a number of the call, read by the kernel: what
 that lie one after the other are not copied.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,12 +49,10 @@ def _into(
     scale: float,
 ) -> Tensor:
     heads, tokens, width = query.shape[1:]
-    groups, block = keys.shape[1] // width, mask.shape[3] // table.shape[1]
+    groups = keys.shape[1] // width
     share = heads // groups
-    caches = keys.view(-1, block, groups, width), values.view(-1, block, groups, values.shape[1] // groups)
-    for number, (blocks, said) in enumerate(zip(table.tolist(), lengths.tolist())):
-        length = min(max(said, 1), mask.shape[3])
-        own = [_rows(cache, blocks[: -(-length // block)], length) for cache in caches]
+    for number, length, rows in sequences(table, lengths, mask.shape[3], (keys, values)):
+        own = [one.view(length, groups, -1).transpose(0, 1).unsqueeze(0) for one in rows]
         # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
         asked = query[number].reshape(1, groups, share * tokens, width)
         seen = mask[number : number + 1, :, :, :length].repeat(1, 1, share, 1)
@@ -62,20 +61,26 @@ def _into(
     return out
 
 
-def _rows(cache: Tensor, blocks: list[int], length: int) -> Tensor:
-    """The first `length` rows of those blocks (blocks, block, groups, width), as (1, groups, length, width)."""
+def sequences(
+    table: Tensor, lengths: Tensor, most: int, caches: tuple[Tensor, ...]
+) -> Iterator[tuple[int, int, list[Tensor]]]:
+    """Each sequence of a call: its number, its length, which is 1 to `most`, and its rows of each cache (rows, width),
+    (length, width), which are copied only where they lie in several blocks."""
+    block = most // table.shape[1]
+    for number, (blocks, said) in enumerate(zip(table.tolist(), lengths.tolist())):
+        length = min(max(said, 1), most)
+        yield number, length, [_rows(cache, blocks[: -(-length // block)], block)[:length] for cache in caches]
+
+
+def _rows(cache: Tensor, blocks: list[int], block: int) -> Tensor:
+    """The rows of those blocks of a cache (rows, width), one after the other."""
+    count = cache.shape[0] // block
+    for number in blocks:
+        if not 0 <= number < count:
+            raise IndexError(f"attention over a cache: block {number} of {count}")
     if len(blocks) == 1:
-        rows = cache[_within(blocks[0], cache)]
-    else:
-        chosen = torch.tensor([_within(block, cache) for block in blocks])
-        rows = cache.flatten(1).index_select(0, chosen).view(-1, *cache.shape[2:])
-    return rows[:length].transpose(0, 1).unsqueeze(0)
-
-
-def _within(block: int, cache: Tensor) -> int:
-    if not 0 <= block < cache.shape[0]:
-        raise IndexError(f"paged_attention: block {block} of {cache.shape[0]}")
-    return block
+        return cache[blocks[0] * block : (blocks[0] + 1) * block]
+    return cache.view(count, -1).index_select(0, torch.tensor(blocks)).view(-1, cache.shape[1])
 
 
 def _size(

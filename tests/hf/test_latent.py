@@ -1,0 +1,133 @@
+"""Latent attention over a cache: absorbed where few tokens are asked, with the tokens of transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+import transformers as tf
+
+import aotair
+from aotair.hf import latent
+from aotair.hf.caches import Call, Rows
+from aotair.hf.language import LanguageModel
+from aotair.hf.latent import Expansions
+from aotair_runtime.format.schema import EntryPoint
+from benchmarks.decoder_models import DECODERS
+from examples.generate import generate
+
+PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
+OP = "air::latent_attention.out"
+
+
+def small(name: str = "DeepseekV3", **changes: Any) -> Any:
+    """One layer's worth of a model with latent attention, seeded."""
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "intermediate_size": 48, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+        "v_head_dim": 10, "first_k_dense_replace": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    return checkpoints.seeded(getattr(tf, f"{name}Config")(**(sizes | changes)))
+
+
+def recipe(folder: Path, entries: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    return {
+        "name": "latent",
+        "model": {"pretrained": str(folder), "kwargs": {"length": 64, "slots": 4, **kwargs}},
+        "entry_points": entries,
+    }
+
+
+def names(served: aotair.Model, entry: EntryPoint) -> list[str]:
+    program = served.program
+    return [program.ops[program.instructions[number].op].name for number in entry.buckets[-1].code]
+
+
+SEVERAL = {"buckets": {"batch": [2], "seq": [4]}}
+ALL = {
+    "prefill": {"buckets": {"batch": [2], "seq": [16]}},
+    "decode": {"buckets": {"batch": [2]}},
+    "extend": SEVERAL,
+    "verify": SEVERAL,
+}
+
+
+def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):
+    model = checkpoints.seeded(DECODERS["deepseek_v3"]())
+    checkpoints.write_checkpoint(tmp_path / "w", model, tokenizer=False)
+    path = aotair.build(recipe(tmp_path / "w", ALL), tmp_path / "x.aotair")
+    with aotair.load(path, enable_output_clone=True) as served:
+        layers = model.config.num_hidden_layers
+        counts = {entry.name: names(served, entry).count(OP) for entry in served.program.entry_points}
+        assert counts == {"prefill": 0, "decode": layers, "extend": 0, "verify": layers}
+        # Nothing but the checkpoint's own matrix is stored: both halves are read where they lie in it.
+        stored = [one for one in served.program.constants if "kv_b_proj" in one.name]
+        assert [one.name.endswith("kv_b_proj.weight") for one in stored] == [True] * layers
+        assert generate(served, PROMPTS, 12) == [checkpoints.generated(model, prompt, 12) for prompt in PROMPTS]
+        served.load_weights(_other(tmp_path / "other"))
+        other = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "other").eval()
+        assert generate(served, PROMPTS, 12) == [checkpoints.generated(other, prompt, 12) for prompt in PROMPTS]
+
+
+def _other(folder: Path) -> Path:
+    return checkpoints.write_checkpoint(folder, checkpoints.seeded(DECODERS["deepseek_v3"](), 7), tokenizer=False)
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "gathered"])
+@pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3", "MiniCPM3", "Youtu", "AXK1", "Glm4MoeLite"])
+def test_absorbed_as_expanded(name: str, in_place: bool, monkeypatch: pytest.MonkeyPatch):
+    made = LanguageModel(small(name), 4, 32, in_place=in_place).eval()
+    want = logits(made, monkeypatch, expanded=True)
+    calls: list[int] = []
+    monkeypatch.setattr("aotair.hf.attention.absorbed", lambda *a: (calls.append(1), latent.absorbed(*a))[1])
+    torch.testing.assert_close(logits(made, monkeypatch, expanded=False), want, atol=2e-4, rtol=2e-4)
+    assert len(calls) == 2 * 2  # layers, calls of decode and verify
+
+
+def logits(made: LanguageModel, monkeypatch: pytest.MonkeyPatch, expanded: bool) -> list[torch.Tensor]:
+    """Of a prompt, of a token after it, and of three more at once."""
+    ids, slots = torch.tensor([[3, 8, 1, 9, 0], [7, 7, 2, 0, 0]]), torch.tensor([2, 0])
+    mask, lengths = (ids > 0).to(torch.int64), torch.tensor([4, 3])
+    with monkeypatch.context() as patch, torch.no_grad():
+        if expanded:
+            patch.setattr(latent, "_is_latent", lambda _: False)
+        found = [made.prefill(ids, mask, slots), made.decode(ids[:, 0], lengths, slots)]
+        return [*found, made.verify(ids[:, :3], torch.ones_like(ids[:, :3]), lengths + 1, slots)]
+
+
+def test_an_original_in_float64_stays_one():
+    made = LanguageModel(small().double(), 4, 32).eval()
+    ids = torch.tensor([[3, 8, 1]])
+    with torch.no_grad():
+        made.prefill(ids, torch.ones_like(ids), torch.tensor([1]))
+        found = made.decode(torch.tensor([5]), torch.tensor([3]), torch.tensor([1]))
+        want = made.model(torch.tensor([[3, 8, 1, 5]])).logits[:, -1]
+    torch.testing.assert_close(found, want, atol=1e-12, rtol=1e-12)
+
+
+class _Biased(torch.nn.Linear):
+    """A layer of another type: what it computes is unknown."""
+
+
+@pytest.mark.parametrize("how", ["a bias", "another layer", "another width"])
+def test_what_is_no_plain_matrix_is_expanded(how: str):
+    model = small()
+    for layer in model.model.layers:
+        attention, old = layer.self_attn, layer.self_attn.kv_b_proj
+        if how == "another width":
+            attention.qk_nope_head_dim += 1
+            continue
+        kind = _Biased if how == "another layer" else torch.nn.Linear
+        attention.kv_b_proj = kind(old.in_features, old.out_features, bias=how == "a bias")
+    assert not any(latent._is_latent(module) for module in model.modules())
+
+
+def test_a_layer_is_itself_again_after_a_call():
+    made = LanguageModel(small(), 4, 32).eval()
+    before = [vars(module).copy() for module in made.model.modules()]
+    call = Call(torch.tensor([[0]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool), 4, 32, False, True)
+    with pytest.raises(RuntimeError, match="midst"), Expansions(Rows(made, made._kept, call)).noted(made.model):
+        assert "expand_kv" in vars(made.model.model.layers[0].self_attn)
+        raise RuntimeError("in the midst")
+    assert [vars(module) for module in made.model.modules()] == before
