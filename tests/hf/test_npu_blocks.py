@@ -73,6 +73,25 @@ def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
         assert alone == checkpoints.generated(model, PROMPTS[1], 8)
 
 
+def latent() -> tf.PretrainedConfig:
+    """Of the widths that the op has a kernel for: latents of 512 numbers, rotated keys of 64."""
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": None}
+    heads = {"num_key_value_heads": 4, "head_dim": 64, "first_k_dense_replace": 2}
+    return tf.DeepseekV3Config(**checkpoints.llama().to_diff_dict() | sizes | heads | {"model_type": "deepseek_v3"})
+
+
+def test_latents_are_read_in_their_blocks(tmp_path: Path):
+    model = written(tmp_path / "w", latent())
+    path = aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair")
+    with aotair.load(path, device="cpu", enable_output_clone=True) as served:
+        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
+        for bucket in served.decode.spec.buckets:
+            calls = [served.program.instructions[number] for number in bucket.code]
+            names = [served.program.ops[call.op].name for call in calls]
+            assert sum(name.startswith(ATTENTION) for name in names) == model.config.num_hidden_layers
+            assert not any("softmax" in name for name in names)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"dtype": "float32"}, {"block": 8}, {"cache": "static"}, {"device": "cpu"}],
