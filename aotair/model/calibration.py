@@ -1,5 +1,4 @@
-"""What do linear layers see, and how far does their quantised form move what they answer? On inputs of the recipe's
-choice."""
+"""What do layers see, and how far does their quantised form move what they answer? On inputs of the recipe's choice."""
 
 import contextlib
 import math
@@ -16,6 +15,18 @@ from .reference import Original
 from .samples import random_inputs, read_samples
 
 Inputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of one call of a layer."""
+
+    args: tuple[Tensor, ...]
+    kwargs: Inputs
+
+    @property
+    def first(self) -> Tensor:
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,11 @@ def _called(name: str, entry: EntryJob, job: Job) -> Iterator[Inputs]:
 
 
 @contextlib.contextmanager
-def watched(layers: Mapping[str, nn.Linear], see: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
-    """Within, each call of a layer is shown: its name, its input and what it answers."""
+def watched(layers: Mapping[str, nn.Module], see: Callable[[str, "Given", Tensor], None]) -> Iterator[None]:
+    """Within, each call of a layer is shown: its name, what it is given and what it answers."""
 
     def hook_of(name: str) -> Callable[..., None]:
-        return lambda _, args, kwargs, answer: see(name, args[0] if args else kwargs["input"], answer)
+        return lambda _, args, kwargs, answer: see(name, Given(args, kwargs), answer)
 
     handles = [one.register_forward_hook(hook_of(name), with_kwargs=True) for name, one in layers.items()]
     try:
@@ -110,7 +121,8 @@ class Largest:
 
     found: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, name: str, x: Tensor, _: Tensor) -> None:
+    def __call__(self, name: str, given: Given, _: Tensor) -> None:
+        x = given.first
         if not x.numel():
             return
         largest = x.abs().max().item()
@@ -130,10 +142,10 @@ class Errors:
     forms: Mapping[str, nn.Module]
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def __call__(self, name: str, x: Tensor, answer: Tensor) -> None:
+    def __call__(self, name: str, given: Given, answer: Tensor) -> None:
         wide = answer.double()
         away, whole = self.sums.get(name, (0.0, 0.0))
-        away += (self.forms[name](x).double() - wide).square().sum().item()
+        away += (self.forms[name](*given.args, **given.kwargs).double() - wide).square().sum().item()
         self.sums[name] = (away, whole + wide.square().sum().item())
 
     def relative(self) -> dict[str, float]:

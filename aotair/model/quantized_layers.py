@@ -29,8 +29,8 @@ class Int8Linear(nn.Module):
         scale = None if largest is None else torch.tensor([largest / 127 or 1.0], dtype=torch.float32)
         self.register_buffer("input_scale", scale, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return int8_activations(x, rounded(self.weight, 8), self.bias, self._target, self.input_scale)
+    def forward(self, input: Tensor) -> Tensor:
+        return int8_activations(input, rounded(self.weight, 8), self.bias, self._target, self.input_scale)
 
 
 class WeightOnlyLinear(nn.Module):
@@ -42,12 +42,12 @@ class WeightOnlyLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._target, self._bits, self._group = target, bits, group
 
-    def forward(self, x: Tensor) -> Tensor:
-        return weight_only(x, rounded(self.weight, self._bits, self._group, x.dtype), self.bias, self._target)
+    def forward(self, input: Tensor) -> Tensor:
+        return weight_only(input, rounded(self.weight, self._bits, self._group, input.dtype), self.bias, self._target)
 
 
 def quantized(linear: nn.Linear, part: QuantizePart, target: Target, largest: float | None) -> nn.Module:
     """What stands for a layer; `largest` is the largest absolute value of its inputs, with int8_static alone."""
-    if part.linear.endswith("weight_only"):
+    if part.weight_only:
         return WeightOnlyLinear(linear, target, part.bits, part.group)
     return Int8Linear(linear, target, largest).eval()

@@ -14,7 +14,7 @@ from ..target.target import Target
 _npu = torch.ops.npu
 _HALVES = (torch.float16, torch.bfloat16)
 MOST_INPUTS = (2**31 - 1) // 128**2  # so many products of int8 fit int32
-_NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
+NPU_MOST = 65535  # rows and columns of a weight, for NPUs' kernels of quantised weights
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def unfit_for_npu(out: int, width: int, bits: int, group: int, dtype: torch.dtyp
     empty where they have."""
     if dtype not in _HALVES:
         return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
-    if max(out, width) > _NPU_MOST:
-        return f"more than {_NPU_MOST} rows or columns"
+    if max(out, width) > NPU_MOST:
+        return f"more than {NPU_MOST} rows or columns"
     if group != width and group % 32:
         return f"groups of {group}, not of a multiple of 32"
     return f"{out} rows of int4, not a multiple of 8" if bits == 4 and out % 8 else ""
@@ -139,13 +139,19 @@ def _npu_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, _: Tar
 def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target, scale: Tensor | None) -> Tensor:
     wide, by_row = x.float(), weight.scale.view(-1)
     if scale is None:
-        by_token = (wide.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        scaled = int8_sums((wide / by_token).round().to(torch.int8), weight.rows, target) * by_token
+        tokens, by_token = rounded_tokens(wide)
+        scaled = int8_sums(tokens, weight.rows, target) * by_token
     else:
         whole = (wide / scale).round().clamp(-128, 127).to(torch.int8)
         scaled, by_row = int8_sums(whole, weight.rows, target), by_row * scale
     result = scaled * by_row if bias is None else scaled * by_row + bias.float()
     return result.to(x.dtype)
+
+
+def rounded_tokens(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of float32 as int8, and the scale of each (rows, 1): its largest absolute value over 127."""
+    by_token = (wide.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide / by_token).round().to(torch.int8), by_token
 
 
 def int8_sums(tokens: Tensor, rows: Tensor, target: Target) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which linear layers may another module stand for? Those that do what nn.Linear does, and nothing else."""
+"""Which layers may another module stand for? Those that do what their class says, and nothing else."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,22 @@ from aotair_runtime.artifact.checkpoint import some
 from ..errors import ModelError
 
 
-def refuse_altered(layers: Mapping[str, nn.Module], what: str, where: str, fix: str = "") -> None:
+def refuse_altered(
+    layers: Mapping[str, nn.Module],
+    what: str,
+    where: str,
+    fix: str = "",
+    kind: str = "linear layers",
+    expected: str = "nn.Linear",
+) -> None:
     """Raises ModelError where code of the model's hangs on a layer: hooks, as weight_norm has one, or a forward of its
     own. What stands for the layer would leave that out. `fix`: what else may be done about it."""
     altered = [f"{name} ({why})" for name, layer in layers.items() if (why := _why_altered(layer))]
     if altered:
         raise ModelError(
-            f"{what}: linear layers that do more than their class says",
+            f"{what}: {kind} that do more than their class says",
             where=where,
-            expected="nn.Linear without hooks, and with the forward of its class",
+            expected=f"{expected} without hooks, and with the forward of its class",
             got=some(altered),
             fix=f"{fix}apply in the factory what the hooks do (remove_weight_norm, say)",
         )

@@ -16,3 +16,11 @@ def rounded(weight: Tensor, bits: int, group: int | None = None, kind: torch.dty
     steps = scale.float()
     rows = (wide / torch.where(steps == 0, 1.0, steps)).round().clamp(-most, most).to(torch.int8)
     return QuantizedWeight(rows.view(weight.shape), scale.view(len(weight), -1), None, bits)
+
+
+def rounded_matrices(matrices: Tensor, kind: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Matrices (experts, in, out) as int8 (experts, out, in), and a scale for each output of each, of the dtype `kind`:
+    (experts, out)."""
+    lines = matrices.transpose(1, 2)
+    weight = rounded(lines.flatten(0, 1), 8, None, kind)
+    return weight.rows.view(lines.shape), weight.scale.view(lines.shape[:2])

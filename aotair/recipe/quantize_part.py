@@ -8,12 +8,18 @@ from .part import Part, Size
 
 
 class QuantizePart(Part):
-    """Linear layers to compute with whole numbers."""
+    """Linear layers and experts to compute with whole numbers."""
 
-    linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] = Field(
+    linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] | None = Field(
+        default=None,
         description="int8_dynamic: int8 weights, a scale for each channel; int8 activations, a scale for each token. "
         "int8_static: the same, but one scale for all activations of a layer, from its calibration. int8_weight_only, "
-        "int4_weight_only: weights alone"
+        "int4_weight_only: weights alone; null: linear layers stay",
+    )
+    experts: Literal["int8_dynamic", "int8_weight_only"] | None = Field(
+        default=None,
+        description="the same of mixtures of experts whose matrices lie in one tensor, a scale for each channel of "
+        "each; null: they stay",
     )
     skip: list[str] = Field(
         default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
@@ -32,14 +38,28 @@ class QuantizePart(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> "QuantizePart":
-        if self.group_size is not None and not self.linear.endswith("weight_only"):
-            raise ValueError(f"group_size is for int8_weight_only and int4_weight_only, not {self.linear}")
+        if self.linear is None and self.experts is None:
+            raise ValueError("say what to quantise: linear, experts, or both, as {linear: int8_dynamic}")
+        if self.group_size is not None and not self.weight_only:
+            raise ValueError(
+                f"group_size is for int8_weight_only and int4_weight_only of linear, not {self.linear or 'experts'}"
+            )
         return self
 
     @property
+    def weight_only(self) -> bool:
+        """Whether linear layers keep their activations."""
+        return self.linear is not None and self.linear.endswith("weight_only")
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether activations of any layer become whole numbers."""
+        return any(scheme is not None and not scheme.endswith("weight_only") for scheme in (self.linear, self.experts))
+
+    @property
     def bits(self) -> int:
-        """Of a weight."""
-        return 4 if self.linear.startswith("int4") else 8
+        """Of a linear layer's weight."""
+        return 4 if self.linear is not None and self.linear.startswith("int4") else 8
 
     @property
     def group(self) -> int | None:

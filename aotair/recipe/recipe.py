@@ -451,11 +451,17 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _served(self) -> "Recipe":
-        device, has = self.target.device, Target(self.target.device).quantized_linear
-        if self.quantize is not None and self.quantize.linear not in has:
-            raise ValueError(
-                f"quantize.linear: {device} has no kernel for {self.quantize.linear}; it has {', '.join(has)}"
-            )
+        if self.quantize is None:
+            return self
+        device, target = self.target.device, Target(self.target.device)
+        for part, scheme, has in (
+            ("linear", self.quantize.linear, target.quantized_linear),
+            ("experts", self.quantize.experts, target.quantized_experts),
+        ):
+            if scheme is not None and scheme not in has:
+                raise ValueError(
+                    f"quantize.{part}: {device} has no kernel for {scheme}; it has {', '.join(has) or 'none'}"
+                )
         return self
 
     @field_validator("buckets")

@@ -106,8 +106,9 @@ def _ops(program: Program) -> str:
 
 def _quantised(made: Quantised) -> str:
     rows = [[name, f"{error:.2e}"] for name, error in made.layers.items()]
+    kinds = " and ".join(f"{number} {escaped(what)}" for what, number in made.kinds())
     return (
-        f"<p>{made.linears} linear layers in {escaped(made.scheme)}, over {escaped(made.source)}: what the "
+        f"<p>{kinds}, over {escaped(made.source)}: what the "
         f"model returns moves by {made.max_abs_error:.2e} at most and by {made.relative_error:.2e} of its norm, its "
         f"cosine is {made.cosine:.6f}.</p>" + table(["layer", "how far its own answers move, of their norm"], rows)
     )

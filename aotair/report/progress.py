@@ -140,7 +140,7 @@ def _quantised(summary: Summary) -> list[list[str]]:
         return []
     worst = list(made.layers.items())[:_WORST]
     return [
-        [f"linear layers in {made.scheme}", f"{made.linears}"],
+        *([what, f"{number}"] for what, number in made.kinds()),
         [f"its error over {made.source}, largest", f"{made.max_abs_error:.2e}"],
         ["its error, relative; cosine", f"{made.relative_error:.2e}; {made.cosine:.6f}"],
         *([f"worst layers: {name}", f"{error:.2e}"] for name, error in worst),

@@ -75,6 +75,13 @@ class Target:
         return (*both, "int8_weight_only", "int4_weight_only") if self.kind == "npu" else both
 
     @property
+    def quantized_experts(self) -> tuple[str, ...]:
+        """What `quantize.experts` of a recipe may be: its package, or the runtime, has kernels for these."""
+        if self.kind == "cpu":
+            return ("int8_dynamic",)
+        return ("int8_dynamic", "int8_weight_only") if self.kind == "npu" else ()
+
+    @property
     def workspace(self) -> int:
         """Bytes that libraries of kernels keep for each stream, where these are known: torch gives cuBLAS 32 MiB on
         Hopper and less elsewhere (`CUBLAS_WORKSPACE_CONFIG`). What CANN's kernels take only a device can tell."""

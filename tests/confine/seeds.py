@@ -254,6 +254,11 @@ BY_HAND = (
         ),
         (),
     ),
+    Call(
+        "air::grouped_int_mm",
+        (_t(12, 8, dtype="int8", high=9), _t(3, 8, 6, dtype="int8", high=9), _whole(3, high=12)),
+        (),
+    ),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), None), ()),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), _t(3, 6)), ()),
     Call("aten::_logcumsumexp", (_t(4, 5), 1), ()),

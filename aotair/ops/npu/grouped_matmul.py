@@ -74,7 +74,7 @@ def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, rows: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """One group: `x @ weight + bias` in float32, or that of int8 scaled as in `npu_quant_matmul`, or left in int32."""
-    if x.dtype in _FLOATS and weight.dtype in _FLOATS:
+    if x.dtype in _FLOATS and weight.dtype in _FLOATS:  # a weight of int8 is in float32 by now
         if scale is not None or rows is not None:
             raise Unserved(f"the host kernel of {_OP} takes a scale for x of int8, not {x.dtype}")
         wide = torch.matmul(x.float(), weight.float())
@@ -90,12 +90,35 @@ def _product(
     return rescale(product, scale, rows, bias).to(dtype)
 
 
+def _check_antiquant(x: Tensor, weight: Sequence[Tensor], **given: Parts) -> None:
+    """What makes floats of a weight of int8 is a scale and an offset for each column, in the dtype of x."""
+    if not any(given.values()):
+        return
+    if x.dtype not in _FLOATS[:2] or any(part.dtype != torch.int8 for part in weight):
+        pair = f"x of {x.dtype} with weight of {weight[0].dtype}"
+        raise Unserved(f"the host kernel of {_OP} takes antiquant_scale beside halves and int8, not {pair}")
+    for name, parts in given.items():
+        each = _each(parts, len(weight))
+        if any(p is None or p.dtype != x.dtype or p.shape != w.shape[-1:] for p, w in zip(each, weight, strict=True)):
+            raise Unserved(f"the host kernel of {_OP} takes {name} of {x.dtype}, a number for each column")
+
+
+def _widened(weight: Sequence[Tensor], scales: Parts, offsets: Parts) -> list[Tensor]:
+    """`(weight + offset) * scale` of int8 in float32, or the weights as they are."""
+    if not scales:
+        return list(weight)
+    parts = zip(weight, _each(offsets, len(weight)), _each(scales, len(weight)), strict=True)
+    return [(w.float() + offset.float()) * scale.float() for w, offset, scale in parts]  # type: ignore[union-attr]
+
+
 def grouped_matmul(
     x: Sequence[Tensor],
     weight: Sequence[Tensor],
     *,
     bias: Parts = None,
     scale: Parts = None,
+    antiquant_scale: Parts = None,
+    antiquant_offset: Parts = None,
     per_token_scale: Parts = None,
     group_list: Tensor | Sequence[int] | None = None,
     split_item: int | None = 0,
@@ -106,17 +129,19 @@ def grouped_matmul(
     **unserved: object,
 ) -> list[Tensor]:
     """`y[i] = x[i] @ weight[i] + bias[i]` for each group i; int8 with scale[i] and per_token_scale[i] as in
-    `npu_quant_matmul`.
+    `npu_quant_matmul`; a weight of int8 beside float16 and bfloat16 is `(weight[i] + antiquant_offset[i]) *
+    antiquant_scale[i]`.
 
     weight is a list of (k, n), or of one (groups, k, n), float16, bfloat16, float32 or int8; x is a list of as many
     (m[i], k), or of one (m, k) whose rows group_list divides (group_type 0): by the ends of the groups, or with
-    group_list_type 1 by their sizes. bias and scale are lists like weight of (n,), or of one (groups, n);
-    per_token_scale is a list of (m,) like x. Each x is a result of its own with split_item 0, and each group of a list
-    of numbers with 1; with 2 and 3 all are one (m, n), where rows of no group are zero. The dtype is that of x without
-    an output_dtype. tuning_config changes nothing here.
+    group_list_type 1 by their sizes. bias, scale and those of antiquant are lists like weight of (n,), or of one
+    (groups, n); per_token_scale is a list of (m,) like x. Each x is a result of its own with split_item 0, and each
+    group of a list of numbers with 1; with 2 and 3 all are one (m, n), where rows of no group are zero. The dtype is
+    that of x without an output_dtype. tuning_config changes nothing here.
     """
     _check(x, group_list, split_item, group_type, group_list_type, **unserved)
     experts, sizes = _experts(weight), _sizes(group_list, group_list_type or 0)
+    _check_antiquant(x[0], experts, antiquant_scale=antiquant_scale, antiquant_offset=antiquant_offset)
     inputs, rows = list(x), _each(None, len(experts)) if not per_token_scale else list(per_token_scale)
     if sizes is not None:
         used = sum(sizes)
@@ -125,6 +150,7 @@ def grouped_matmul(
         inputs = list(x[0][:used].split(sizes))
         rows = list(per_token_scale[0][:used].split(sizes)) if per_token_scale else rows
     dtype = _dtype(x[0], output_dtype)
+    experts = _widened(experts, antiquant_scale, antiquant_offset)
     each = inputs, experts, _each(bias, len(experts)), _each(scale, len(experts)), rows
     groups = [_product(*parts, dtype) for parts in zip(*each, strict=True)]
     if split_item in (0, 1):
@@ -146,12 +172,15 @@ def _shape(
     output_dtype: int | torch.dtype | None = None,
     bias: Parts = None,
     scale: Parts = None,
+    antiquant_scale: Parts = None,
+    antiquant_offset: Parts = None,
     per_token_scale: Parts = None,
     tuning_config: Sequence[int] | None = None,
     **unserved: object,
 ) -> list[Tensor]:
     _check(x, group_list, split_item, group_type, group_list_type, **unserved)
     dtype, widths = _dtype(x[0], output_dtype), [part.shape[-1] for part in _experts(weight)]
+    _check_antiquant(x[0], _experts(weight), antiquant_scale=antiquant_scale, antiquant_offset=antiquant_offset)
     if split_item in (2, 3):
         return [x[0].new_empty((sum(part.shape[0] for part in x), widths[0]), dtype=dtype)]
     sizes = _sizes(group_list, 0)

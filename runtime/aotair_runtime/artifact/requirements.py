@@ -58,8 +58,8 @@ def check_soc(program: Program, device: Device, where: str) -> None:
 
 
 def needs_exact_int8(program: Program) -> bool:
-    """Whether it multiplies matrices of int8 with the op that some processors saturate in."""
-    return any(op.name.partition(".")[0] == "aten::_int_mm" for op in program.ops)
+    """Whether it multiplies matrices of int8 with an op that some processors saturate in."""
+    return any(op.name.partition(".")[0] in ("aten::_int_mm", "air::grouped_int_mm") for op in program.ops)
 
 
 def check_int8(program: Program, where: str) -> None:
@@ -68,7 +68,7 @@ def check_int8(program: Program, where: str) -> None:
         raise RequirementError(
             "this processor sums products of int8 in 16 bits, and what does not fit is cut off",
             where=where,
-            expected="a processor with VNNI (AVX512_VNNI, AVX_VNNI), for quantize.linear: int8_dynamic and int8_static",
+            expected="a processor with VNNI (AVX512_VNNI, AVX_VNNI), for int8_dynamic and int8_static of quantize",
             got=torch.backends.cpu.get_cpu_capability(),
             fix="build without quantize, or for another node",
         )

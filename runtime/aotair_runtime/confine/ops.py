@@ -537,6 +537,7 @@ rnn_tanh: input; dropout=0..0 train=0..0 filled rnn shape=recurrent
 
 OURS = """\
 # Of the runtime: what every node has
+air::grouped_int_mm: - out; indices=ends
 air::grouped_mm: - out; indices=ends
 air::latent_attention: - out; indices=table,lengths
 air::paged_attention: - out; indices=table,lengths

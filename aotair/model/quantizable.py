@@ -1,0 +1,140 @@
+"""Which layers does the recipe's `quantize` name, and has its target a kernel for each of them?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from aotair_runtime.artifact.checkpoint import some
+
+from ..errors import ModelError
+from ..recipe.job import Job
+from ..recipe.quantize_part import QuantizePart
+from .quantized_experts import unfit_experts, weights_of
+from .quantized_linear import MOST_INPUTS, unfit_for_cpu, unfit_for_npu
+from .replaceable import refuse_altered
+
+Named = dict[str, list[str]]  # by the first name of a module, all that the model has for it
+_HALVES = (torch.float16, torch.bfloat16)
+_SKIP = "name them in quantize.skip, or "
+
+
+def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, nn.Linear]]:
+    """The linear layers to replace. Raises ModelError where none fits, or one has no kernel."""
+    part = _part(job)
+    if part.linear is None:
+        return {}, {}
+    kinds = _dtypes(part.linear, job)
+    names = _named(model, lambda module: type(module) is nn.Linear and module.weight.dtype in kinds, part)
+    if not names:
+        raise ModelError(
+            "quantize: no linear layer fits",
+            where=job.where,
+            expected=f"an nn.Linear of {_shown(kinds)} that no pattern of quantize.skip names",
+            got="the model itself is the layer" if type(model) is nn.Linear else f"skip: {part.skip}",
+            fix=f"set model.dtype to {_shown(kinds)}, or remove quantize.linear; a layer is replaced in the module "
+            "that holds it",
+        )
+    linears = {name: cast(nn.Linear, model.get_submodule(name)) for name in names}
+    refuse_altered(linears, "quantize", job.where, _SKIP)
+    _refuse(_unfit(linears, job), part.linear, job, "choose another quantize.group_size")
+    return names, linears
+
+
+def experts_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, nn.Module]]:
+    """The modules of experts to replace. Raises ModelError where none fits, or one has no kernel."""
+    part = _part(job)
+    if part.experts is None:
+        return {}, {}
+    kinds = _dtypes(part.experts, job)
+    names = _named(model, lambda module: {one.dtype for one in weights_of(module)} in [{kind} for kind in kinds], part)
+    if not names:
+        raise ModelError(
+            "quantize: no experts fit",
+            where=job.where,
+            expected=f"experts of {_shown(kinds)} in tensors of three dimensions, of a class that transformers lets be "
+            "computed in several forms, that no pattern of quantize.skip names",
+            got=_instead(model, part),
+            fix=f"set model.dtype to {_shown(kinds)}, or remove quantize.experts; experts that are nn.Linear are "
+            "quantised by quantize.linear",
+        )
+    experts = {name: model.get_submodule(name) for name in names}
+    refuse_altered(experts, "quantize", job.where, _SKIP, "experts", "modules of experts")
+    wrong = (f"{name} ({why})" for name, one in experts.items() if (why := unfit_experts(one, job.target)))
+    _refuse(wrong, part.experts, job, "remove quantize.experts")
+    return names, experts
+
+
+def _part(job: Job) -> QuantizePart:
+    assert job.quantize is not None
+    return job.quantize
+
+
+def _named(model: nn.Module, fits: Callable[[Any], bool], part: QuantizePart) -> Named:
+    """The modules that fit, each by all names that the model has for it, unless a pattern names one of these."""
+    found: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and fits(module):
+            found.setdefault(id(module), []).append(name)
+    kept = (names for names in found.values() if not any(_skipped(name, part) for name in names))
+    return {names[0]: names for names in kept}
+
+
+def _skipped(name: str, part: QuantizePart) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in part.skip)
+
+
+def _dtypes(scheme: str, job: Job) -> tuple[torch.dtype, ...]:
+    halves = job.target.kind == "npu" or scheme.endswith("weight_only")
+    return _HALVES if halves else (*_HALVES, torch.float32)
+
+
+def _shown(kinds: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
+
+
+def _instead(model: nn.Module, part: QuantizePart) -> str:
+    """What the model has in place of experts that fit."""
+    theirs = [f"{name} ({one[0].dtype})" for name, module in model.named_modules() if (one := weights_of(module))]
+    if theirs:
+        return f"{some(theirs)}, with skip: {part.skip}"
+    own = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if _has_matrices(module)]
+    return f"experts in a form of their own: {some(own)}" if own else "a model without such experts"
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    return any(
+        weight.dim() == 3 and name.startswith("down_proj") for name, weight in module.named_parameters("", False)
+    )
+
+
+def _refuse(wrong: Iterator[str], scheme: str, job: Job, fix: str) -> None:
+    if found := list(wrong):
+        raise ModelError(
+            f"quantize: layers that {scheme} has no kernel for", where=job.where, got=some(found), fix=_SKIP + fix
+        )
+
+
+def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
+    part = _part(job)
+    for name, linear in linears.items():
+        out, width = linear.weight.shape
+        group = part.group or width
+        if not out or not width:
+            yield f"{name} (a weight without elements)"
+        elif width % group:
+            yield f"{name} ({width} inputs, no multiple of group_size {group})"
+        elif not part.weight_only:
+            if width > MOST_INPUTS:
+                yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
+        elif why := _why_unfit(linear.weight, part.bits, group, job):
+            yield f"{name} ({why})"
+
+
+def _why_unfit(weight: Tensor, bits: int, group: int, job: Job) -> str:
+    out, width = weight.shape
+    if job.target.kind == "npu":
+        return unfit_for_npu(out, width, bits, group, weight.dtype)
+    return unfit_for_cpu(out, bits, group, weight.dtype)
