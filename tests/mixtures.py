@@ -1,7 +1,11 @@
-"""Small seeded mixtures of experts of transformers, as whole models: ids and mask (batch, seq) to logits."""
+"""Small seeded mixtures of experts of transformers, as whole models: ids and mask (batch, seq) to logits; recipes for
+them; and experts alone."""
 
 import torch
+from cases import ROOT
 from torch import nn
+
+from aotair_runtime.artifact.open import read_program
 
 _SIZES = {
     "vocab_size": 64,
@@ -102,3 +106,40 @@ class Mixture(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+
+
+IDS = {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 64], "pad": 0}
+MASK = {"shape": ["batch", "seq"], "dtype": "int64", "range": [1, 2], "pad": 0}
+
+
+def recipe(name: str, **model: object) -> dict:
+    return {
+        "name": name,
+        "model": {"factory": f"{ROOT}/tests/mixtures.py:Mixture", "kwargs": {"name": name} | model},
+        "inputs": {"input_ids": IDS, "attention_mask": MASK},
+        "buckets": {"batch": [2], "seq": [4, 8]},
+        "verify": {"atol": 1e-4, "rtol": 1e-4},
+    }
+
+
+def ops(path) -> set[str]:
+    return {op.name for op in read_program(path).ops}
+
+
+class Experts(nn.Module):
+    """What transformers' decorator leaves on a class of experts."""
+
+    has_bias, has_gate, is_transposed, has_post_expert_norm, num_experts = True, True, False, False, 0
+    _is_expert_parallel = False
+
+    def __init__(self, number: int, transposed: bool, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.num_experts, self.is_transposed = number, transposed
+        for name, (out, width) in {"gate_up_proj": (8, 5), "down_proj": (5, 4)}.items():
+            weight = torch.randn(number, out, width)
+            self.register_parameter(name, nn.Parameter((weight.mT.contiguous() if transposed else weight).to(dtype)))
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.randn(number, out).to(dtype)))
+
+    def _apply_gate(self, both):
+        gate, up = both.chunk(2, -1)
+        return torch.tanh(gate) * up

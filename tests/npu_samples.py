@@ -216,6 +216,9 @@ def grouped_products() -> Iterator[tuple]:
         quantised = {"scale": [torch.rand(3, 5)], "per_token_scale": [torch.rand(7)], "output_dtype": 15}
         yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | quantised | {"split_item": 3}
         yield name, ([int8(7, 8)], [int8(3, 8, 5)]), one | {"split_item": 3, "output_dtype": 3}
+        if dtype in HALVES:
+            factors = {"antiquant_scale": [tensor((3, 5), dtype)], "antiquant_offset": [tensor((3, 5), dtype)]}
+            yield name, ([x], [int8(3, 8, 5)]), one | factors | {"split_item": 3}
 
 
 def latent_caches() -> Iterator[tuple]:

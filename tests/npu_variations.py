@@ -67,6 +67,8 @@ def _more() -> Iterator[tuple[str, dict]]:
     yield "npu_dynamic_quant", {"input": square, "smooth_scales": tensor((2, 8), half), "group_index": groups}
     x = tensor((2, 3, 4, 8), half)
     rotated = {"input": x, "r1": x[:1, :, :1], "r2": x[1:, :, :1]}
+    ends = {"group_list": torch.tensor([1, 2, 3]), "group_type": 0, "split_item": 3}  # sizes as well as ends
+    yield "npu_grouped_matmul", {"x": [tensor((7, 8), half)], "weight": [tensor((3, 8, 5), half)]} | ends
     yield "npu_rotary_mul", rotated | {"rotate": tensor((8, 8), half)}
 
 

@@ -75,6 +75,8 @@ def _why_not(node: Node, weights: list[Node], kernel: NzKernel) -> str:
 
 def _beside(node: Node, kind: torch.dtype, kernel: NzKernel) -> str:
     """Why the kernel does not take what else the call has beside a weight of this dtype."""
+    if beside := [name for name in kernel.without if node.kwargs.get(name)]:
+        return f"{kernel.name} takes no {beside[0]} beside a weight of {_name(kind)}"
     biases = {item.meta["val"].dtype for item in tree_leaves(node.kwargs.get("bias")) if isinstance(item, Node)}
     wanted = dict(kernel.bias).get(kind)
     if wanted is not None and biases - {wanted}:

@@ -17,7 +17,8 @@ class NzKernel:
     """`name`: CANN's. `place` is the weight's among the op's arguments, `listed` whether a list of it stands there.
     The weight has one of `dtypes` and `dims` dimensions; `turned`: it may be a transposed view of what is stored.
     `most`: the largest last dimension; `whole_blocks`: rows and columns are multiples of a block's. `bias`: the
-    dtype of a bias, by that of the weight; `results`: the dtypes of results, where not all that the op has."""
+    dtype of a bias, by that of the weight; `results`: the dtypes of results, where not all that the op has; `without`:
+    arguments of the op that the kernel takes beside no weight of these dtypes."""
 
     name: str
     place: int
@@ -29,6 +30,7 @@ class NzKernel:
     whole_blocks: bool = False
     bias: tuple[tuple[torch.dtype, torch.dtype], ...] = ()
     results: tuple[torch.dtype, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 _GROUPED = NzKernel(
@@ -40,6 +42,7 @@ _GROUPED = NzKernel(
     whole_blocks=True,
     bias=((torch.float16, torch.float16), (torch.bfloat16, torch.float32), (torch.int8, torch.int32)),
     results=_HALVES,
+    without=("antiquant_scale",),
 )
 KERNELS: Mapping[str, NzKernel] = {
     "aten::mm": NzKernel("aclnnMatmulWeightNz", place=1, dtypes=_HALVES, turned=True),

@@ -24,6 +24,7 @@ CHANGE_NOTHING = {
     ("scatter_update_", "axis"): "-2 and 2 are one axis of four; the shape of updates leaves no other",
     ("npu_grouped_matmul", "split_item"): "2 and 3 mean the same",
     ("npu_grouped_matmul", "tuning_config"): "documented as a hint for speed",
+    ("npu_grouped_matmul", "group_type"): "-1 and 0 are one without a group_list, and -1 is refused with one",
     ("npu_grouped_matmul.List", "group_type"): "a list of numbers means 0",
     ("npu_grouped_matmul.List", "group_list_type"): "counts with a group_list alone, and 1 is refused with one",
     ("npu_moe_init_routing_v2", "active_num"): "-1, 0 and all rows mean all rows; fewer are refused",

@@ -92,6 +92,19 @@ def test_quantised_groups_have_scales_of_their_own():
             torch.testing.assert_close(got[row], want.bfloat16())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_weight_of_int8_beside_floats_is_made_floats_by_scale_and_offset(dtype):
+    x, weight = tensor((6, 16), dtype), int8(3, 16, 5)
+    scale, offset = (torch.rand(3, 5) / 99).to(dtype), torch.randint(-9, 9, (3, 5)).to(dtype)
+    bias = torch.randn(3, 5)
+    options = {"group_list": torch.tensor([1, 4, 6]), "group_type": 0, "split_item": 3}
+    for scales, offsets in (([scale], [offset]), (list(scale), list(offset))):
+        (got,) = grouped([x], [weight], bias=[bias], antiquant_scale=scales, antiquant_offset=offsets, **options)
+        for row, expert in enumerate([0, 1, 1, 1, 2, 2]):
+            wide = (weight[expert].double() + offset[expert].double()) * scale[expert].double()
+            torch.testing.assert_close(got[row], (x[row].double() @ wide + bias[expert]).to(dtype))
+
+
 def test_lists_of_both_and_results_of_their_own():
     xs, weights = [tensor((2, 8), torch.float32), tensor((4, 3), torch.float32)], [torch.randn(8, 5), torch.randn(3, 5)]
     want = [x @ weight for x, weight in zip(xs, weights)]
@@ -108,6 +121,10 @@ def test_lists_of_both_and_results_of_their_own():
     torch.testing.assert_close(grouped.List([x], experts, group_list=[2, 4, 7], split_item=3)[0], torch.cat(want))
 
 
+HALF_BY_INT8 = {"x": [torch.ones(4, 8).half()], "weight": [int8(2, 8, 5)]}
+ANTIQUANT = ("antiquant_scale", "antiquant_offset")
+
+
 def test_what_grouped_matmul_does_not_serve_it_refuses():
     x, weight, ends = torch.randn(4, 8), torch.randn(2, 8, 5), torch.tensor([1, 4])
     usual = {"x": [x], "weight": [weight], "group_list": ends, "group_type": 0, "split_item": 3}
@@ -117,6 +134,10 @@ def test_what_grouped_matmul_does_not_serve_it_refuses():
         ({"split_item": 0}, "split_item"),
         ({"act_type": 1}, "act_type"),
         ({"antiquant_scale": [torch.ones(2, 5)]}, "antiquant_scale"),
+        (HALF_BY_INT8 | {"antiquant_scale": [torch.ones(2, 5).half()]}, "antiquant_offset"),
+        (HALF_BY_INT8 | {"antiquant_offset": [torch.ones(2, 5).half()]}, "antiquant_scale"),
+        (HALF_BY_INT8 | {key: [torch.ones(2, 5)] for key in ANTIQUANT}, "antiquant_scale of torch.float16"),
+        (HALF_BY_INT8 | {key: [torch.ones(2, 2, 5).half()] for key in ANTIQUANT}, "a number for each column"),
         ({"offset": [torch.ones(2, 5)]}, "offset"),
         ({"scale": [torch.ones(2, 5)]}, "scale"),
         ({"output_dtype": BF16, "weight": [int8(2, 8, 5)]}, "weight of torch"),

@@ -47,6 +47,14 @@ def _grouped_int8(x, w):
     return _grouped(x, w, output_dtype=3)
 
 
+def _grouped_by_int8(x, w, scale):
+    return _grouped(x, w, antiquant_scale=[scale], antiquant_offset=[scale])
+
+
+def _grouped_of_int8(x, w, scale):
+    return _grouped(x, w, scale=[scale], output_dtype=5)
+
+
 def _weight_quant(x, w, scale):
     return (npu.npu_weight_quant_batchmatmul(x, w, scale),)
 
@@ -65,6 +73,7 @@ X8, SCALE = (INT8, (4, 64)), (torch.float32, (48,))
         (_quant, [X8, (INT8, (64, 48)), SCALE], 1),
         (_grouped, [X, (HALF, (2, 64, 48))], 1),
         (_grouped_with_bias, [X, (HALF, (2, 64, 48)), (HALF, (2, 48))], 1),
+        (_grouped_of_int8, [X8, (INT8, (2, 64, 64)), (torch.float32, (2, 64))], 1),
     ],
 )
 def test_products_whose_kernel_takes_nz_are_marked(function, shapes, place):
@@ -90,6 +99,7 @@ def test_products_whose_kernel_takes_nz_are_marked(function, shapes, place):
         (lambda x, w: _grouped(x, w.mT), [X, (HALF, (2, 48, 64))], "no transposed weight"),
         (_grouped_int8, [X8, (INT8, (2, 64, 48))], "results of float16 or bfloat16"),
         (_grouped_with_bias, [X, (HALF, (2, 64, 48)), (torch.float32, (2, 48))], "a bias of float16"),
+        (_grouped_by_int8, [X, (INT8, (2, 64, 64)), (HALF, (2, 64))], "no antiquant_scale beside a weight of int8"),
         (_weight_quant, [X, (INT8, (64, 48)), (HALF, (48,))], "Ascend 950 alone"),
         (lambda x, w: (aten.bmm(x.unsqueeze(0), w),), [X, (HALF, (1, 64, 48))], "no batch of matrices"),
     ],
