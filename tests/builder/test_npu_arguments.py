@@ -22,7 +22,6 @@ CHANGE_NOTHING = {
     ("npu_transpose_batchmatmul", "perm_y"): "the device has one permutation of the result, the default",
     ("scatter_update", "axis"): "-2 and 2 are one axis of four; the shape of updates leaves no other",
     ("scatter_update_", "axis"): "-2 and 2 are one axis of four; the shape of updates leaves no other",
-    ("npu_grouped_matmul", "split_item"): "2 and 3 mean the same",
     ("npu_grouped_matmul", "tuning_config"): "documented as a hint for speed",
     ("npu_grouped_matmul", "group_type"): "-1 and 0 are one without a group_list, and -1 is refused with one",
     ("npu_grouped_matmul.List", "group_type"): "a list of numbers means 0",

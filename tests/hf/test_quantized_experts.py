@@ -59,7 +59,8 @@ def test_tokens_and_the_next_checkpoint(name: str, device: str, dtype: str, tmp_
     experts = [one for one in program.constants if ".experts." in one.name and len(one.shape) > 1 and one.shape[-1] > 1]
     assert experts and {one.dtype for one in experts} == {"int8"}
     fresh = aotair.build(recipe(tmp_path / "next", device, dtype), tmp_path / "b.aotair")
-    ids, mask = torch.randint(1, 250, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    ids = torch.randint(1, 250, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 9, dtype=torch.int64)
     with (
         aotair.load(path, device="cpu", enable_output_clone=True) as served,
         aotair.load(fresh, device="cpu", enable_output_clone=True) as other,
@@ -68,7 +69,8 @@ def test_tokens_and_the_next_checkpoint(name: str, device: str, dtype: str, tmp_
         with torch.no_grad():
             want = original(ids, attention_mask=mask).logits[:, -1]
         got = served.prefill(ids, mask, torch.tensor([0, 1]))
-        assert (got - want).abs().max() <= 5e-2 * want.abs().max()
+        # In float16 a last bit may choose another expert for a token.
+        assert (got - want).norm() <= (1e-2 if dtype == "float32" else 0.15) * want.norm()
         assert generate(served, PROMPTS, 6) == [checkpoints.generated(original, prompt, 6) for prompt in PROMPTS]
         served.load_weights(tmp_path / "next")
         slots = torch.tensor([0, 1])
