@@ -132,11 +132,13 @@ class Experts(nn.Module):
     has_bias, has_gate, is_transposed, has_post_expert_norm, num_experts = True, True, False, False, 0
     _is_expert_parallel = False
 
-    def __init__(self, number: int, transposed: bool, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, number: int, transposed: bool, dtype: torch.dtype = torch.float32, width: int = 5, inner: int = 4
+    ):
         super().__init__()
         self.num_experts, self.is_transposed = number, transposed
-        for name, (out, width) in {"gate_up_proj": (8, 5), "down_proj": (5, 4)}.items():
-            weight = torch.randn(number, out, width)
+        for name, (out, into) in {"gate_up_proj": (2 * inner, width), "down_proj": (width, inner)}.items():
+            weight = torch.randn(number, out, into)
             self.register_parameter(name, nn.Parameter((weight.mT.contiguous() if transposed else weight).to(dtype)))
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.randn(number, out).to(dtype)))
 
