@@ -65,9 +65,22 @@ def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):
         stored = [one for one in served.program.constants if "kv_b_proj" in one.name]
         assert [one.name.endswith("kv_b_proj.weight") for one in stored] == [True] * layers
         assert generate(served, PROMPTS, 12) == [checkpoints.generated(model, prompt, 12) for prompt in PROMPTS]
+        places = [tensor.data_ptr() for tensor in served._resident.constants]
         served.load_weights(_other(tmp_path / "other"))
+        assert places == [tensor.data_ptr() for tensor in served._resident.constants]
+        fresh = aotair.build(recipe(tmp_path / "other", ALL), tmp_path / "fresh.aotair")
+        with aotair.load(fresh, enable_output_clone=True) as beside:
+            assert torch.equal(_steps(served), _steps(beside))
         other = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "other").eval()
         assert generate(served, PROMPTS, 12) == [checkpoints.generated(other, prompt, 12) for prompt in PROMPTS]
+
+
+def _steps(served: aotair.Model) -> torch.Tensor:
+    """The logits of two prompts, and of a token after each."""
+    served.reset_state()
+    ids, slots = torch.tensor([[3, 8, 1, 9], [7, 7, 2, 0]]), torch.tensor([2, 0])
+    first = served.prefill(ids, (ids > 0).to(torch.int64), slots)
+    return torch.stack([first, served.decode(ids[:, 0], torch.tensor([4, 3]), slots)])
 
 
 def _other(folder: Path) -> Path:

@@ -46,7 +46,7 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor, mode: str) -> None:
     if mode == "Norm":
         if (index < 0).any():
             raise ValueError(f"{_OP}: index has negative places, which 'Norm' does not know")
-        batch = torch.arange(rows.shape[0]).unsqueeze(-1)
+        batch = torch.arange(rows.shape[0], device=rows.device).unsqueeze(-1)
         cache.transpose(1, 2)[batch, index.long()] = by_token.to(cache.dtype)
     else:
         write_paged(cache, by_token.flatten(0, 1), index, mode == "PA_NZ")

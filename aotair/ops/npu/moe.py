@@ -136,7 +136,7 @@ def init_routing(
     _, order = expert_idx.flatten().sort(stable=True)
     counts = torch.bincount(expert_idx.flatten(), minlength=expert_num)
     rows = x[order // expert_idx.shape[1]]
-    return rows, order.argsort().to(torch.int32), counts, torch.zeros(every)
+    return rows, order.argsort().to(torch.int32), counts, torch.zeros(every, device=x.device)
 
 
 def _only_plain(
