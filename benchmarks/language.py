@@ -4,6 +4,8 @@ import torch
 import transformers as tf
 from torch import nn
 
+from aotair.hf.caches import cache_argument
+
 _COMMON = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -50,8 +52,8 @@ class Decode(nn.Module):
             input_ids=ids,
             position_ids=position[None],
             attention_mask=seen[None, None],
-            past_key_values=_Caches(keys, values, position),
             use_cache=True,
+            **{cache_argument(self.model): _Caches(keys, values, position)},
         )
         return answer.logits
 

@@ -165,15 +165,17 @@ def _peers(count: int) -> dict[str, Callable[[], object]]:
     """transformers' own step over its static cache, plain and compiled."""
     from transformers import StaticCache
 
+    from aotair.hf.caches import cache_argument
+
     model = _original()
-    cache = StaticCache(config=model.config, max_cache_len=1024)
+    cache = {cache_argument(model): StaticCache(config=model.config, max_cache_len=1024)}
     with torch.no_grad():
-        model(input_ids=torch.ones(count, POSITION, dtype=torch.int64), past_key_values=cache)
+        model(input_ids=torch.ones(count, POSITION, dtype=torch.int64), **cache)
     ids = torch.arange(count)[:, None]
     places = torch.full((count, 1), POSITION)
 
     def step(function: Callable[..., object]) -> Callable[[], object]:
-        return lambda: function(input_ids=ids, position_ids=places, past_key_values=cache)
+        return lambda: function(input_ids=ids, position_ids=places, **cache)
 
     return {"eager": step(model), "compile": step(torch.compile(model, dynamic=False))}
 

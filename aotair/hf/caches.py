@@ -4,6 +4,7 @@ A layer of attention keeps keys and values, one row of `length` tokens for each 
 layer keeps states, one row for each sequence. The last row is nobody's: padding points to it, and nothing is written.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import cache_utils
+
+from ..errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,19 @@ def keep(owner: nn.Module, model: Any, ids: torch.Tensor, rows: int, length: int
 
 
 def cache_argument(model: Any) -> str:
-    """What the model's `forward` calls its cache."""
-    names = model.forward.__code__.co_varnames
-    return "cache_params" if "cache_params" in names else "past_key_values"
+    """What the model's `forward` calls its cache: transformers 5.24 has one name for all, earlier ones had two. Raises
+    UnsupportedError where it takes none."""
+    takes = inspect.signature(model.forward).parameters
+    for name in ("cache", "past_key_values", "cache_params"):
+        if name in takes:
+            return name
+    raise UnsupportedError(
+        f"{type(model).__name__} takes no cache",
+        where="transformers' forward",
+        expected="an argument cache, past_key_values or cache_params",
+        got=", ".join(takes),
+        fix="this architecture needs a wrapper of its own: write it as a factory (model.factory)",
+    )
 
 
 class Rows(cache_utils.Cache):

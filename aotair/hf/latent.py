@@ -88,14 +88,16 @@ def absorbed(
 
 
 def attend_gathered(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:
-    """The same over rows that were copied out of the cache: for devices without an op that reads them there."""
-    latents, ropes = (part.squeeze(1) for part in layer.given)  # (batch, length, rank), (batch, length, rope)
+    """The same over rows that were copied out of the cache: for devices without an op that reads them there. Scores of
+    half precision would be rounded, and too large for float16, before they are scaled: all is computed in float32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    latents, ropes = (part.squeeze(1).to(wide) for part in layer.given)  # (batch, length, rank), (batch, length, rope)
     batch, heads, tokens, rank = query.shape
-    scores = query.reshape(batch, heads * tokens, rank) @ latents.transpose(1, 2)
-    scores = scores + rope.reshape(batch, heads * tokens, -1) @ ropes.transpose(1, 2)
-    wide = scores.view(batch, heads, tokens, -1).to(torch.promote_types(query.dtype, torch.float32)) * scale
-    shares = wide.masked_fill(~mask, -torch.inf).softmax(-1).to(query.dtype)
-    return (shares.view(batch, heads * tokens, -1) @ latents).view(batch, heads, tokens, rank)
+    scores = query.to(wide).reshape(batch, heads * tokens, rank) @ latents.transpose(1, 2)
+    scores = scores + rope.to(wide).reshape(batch, heads * tokens, rope.shape[3]) @ ropes.transpose(1, 2)
+    seen = (scores.view(batch, heads, tokens, -1) * scale).masked_fill(~mask, -torch.inf).softmax(-1)
+    summed = seen.view(batch, heads * tokens, -1) @ latents
+    return summed.view(batch, heads, tokens, rank).to(query.dtype)
 
 
 def _is_latent(module: Any) -> bool:

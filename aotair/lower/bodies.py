@@ -7,6 +7,8 @@ met in libraries `_SAME` says what they compute.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotair_runtime.confine.op_table import NAMESPACES
 from aotair_runtime.devices import grouped
@@ -29,6 +32,15 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _ALIGNED = 16  # bytes that divide the strides of the factors, or the kernel refuses them
 
 
+@dataclass(frozen=True)
+class KernelCall:
+    """One call that a kernel makes: its arguments are fake tensors and numbers."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
 class NoBody(Exception):
     """The kernel cannot be run on fake tensors; the message says why."""
 
@@ -39,19 +51,54 @@ def body(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     target: Target,
-    pure: bool = True,
 ) -> torch.fx.GraphModule:
     """The calls that `op` makes on these fake arguments, as a graph whose placeholders are their tensors in order; what
-    it writes into an argument is copied there at the end. `target`: what the program is for. Without `pure`
-    the calls are those that the kernel makes, writes into its own memory included. Raises NoBody."""
+    it writes into an argument is copied there at the end. `target`: what the program is for. Raises NoBody."""
     reasons = []
-    for function in _functions(op, target) if pure else _kernel(op):
+    for function in _functions(op, target):
         try:
-            return _traced(mode, op, function, args, kwargs, pure)
+            return _traced(mode, op, function, args, kwargs)
         except Exception as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            reasons.append(first if isinstance(error, NoBody) else f"{type(error).__name__}: {first}")
+            reasons.append(_reason(error))
     raise NoBody("; ".join(reasons) or "it has none")
+
+
+def kernel_calls(
+    mode: FakeTensorMode, op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[KernelCall, ...]:
+    """The calls that the kernel of `op` makes on these fake arguments, writes into its own memory included. Raises
+    NoBody."""
+    seen = _Calls()
+    for kernel in _kernel(op):
+        try:
+            with mode, torch.no_grad(), quiet_torch(), seen:
+                kernel(*args, **kwargs)
+        except Exception as error:
+            raise NoBody(_reason(error)) from error
+        return tuple(seen.calls)
+    raise NoBody("it has none")
+
+
+class _Calls(TorchDispatchMode):
+    """Lists calls. A number that a kernel made a tensor of reaches a mode as a number again, which few ops take for a
+    tensor: it becomes one again."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.calls: list[KernelCall] = []
+
+    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        kinds = [str(argument.type) for argument in op._schema.arguments]
+        wrapped = (isinstance(v, (int, float, complex)) and kind == "Tensor" for v, kind in zip(args, kinds))
+        given = tuple(torch.scalar_tensor(v) if number else v for v, number in zip(args, wrapped))
+        if op.namespace != "prim":  # a question about a tensor
+            self.calls.append(KernelCall(op, given, kwargs or {}))
+        return op(*given, **(kwargs or {}))
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return first if isinstance(error, NoBody) else f"{type(error).__name__}: {first}"
 
 
 def _functions(op: torch._ops.OpOverload, target: Target) -> Iterator[Callable[..., object]]:
@@ -77,7 +124,6 @@ def _traced(
     function: Callable[..., object],
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    pure: bool,
 ) -> torch.fx.GraphModule:
     leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -92,8 +138,6 @@ def _traced(
     fakes = [leaves[place] for place in places]
     with mode, torch.no_grad(), quiet_torch():
         made = make_fx(run)(*fakes)
-        if not pure:
-            return made
         if made.graph.find_nodes(op="get_attr"):
             raise NoBody("it holds a tensor of its own")
         # The kernel's calls, not the kernel: it may look into tensors, and these are wrapped ones.

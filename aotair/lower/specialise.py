@@ -18,7 +18,7 @@ from ..graph.user_line import source
 from ..ops import experts, int4
 from ..target.out_variants import out_variant
 from ..target.target import HOST, Target
-from .bodies import NoBody, body
+from .bodies import NoBody, body, kernel_calls
 from .graph_builder import GraphBuilder
 from .lowerings import COPIES, FILLS, LOWERINGS, UNINITIALISED
 from .packed import packed_op
@@ -108,11 +108,10 @@ def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> boo
 def _composed(build: GraphBuilder, op: torch._ops.OpOverload, given: Given, target: Target) -> bool:
     try:
         args, kwargs = map_arg(given, _value)
-        inner = body(build.mode, op, args, kwargs, target, pure=False)
+        calls = kernel_calls(build.mode, op, args, kwargs)
     except NoBody:
         return False
-    calls = (call for call in inner.graph.nodes if call.op == "call_function")
-    return all(_takes(build, call.target, (call.args, call.kwargs), target) for call in calls)
+    return all(_takes(build, call.op, (call.args, call.kwargs), target) for call in calls)
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:

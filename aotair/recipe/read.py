@@ -319,6 +319,8 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
     got = first.get("input")
     expected, fix = "", ""
     what = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # two parts of it do not fit: the message names them
+        return RecipeError(what, where=where)
     if first["type"] == "extra_forbidden":
         what, expected = "unknown key", "one of " + ", ".join(_known(first))
         got, fix = first["loc"][-1], "remove it or correct its name"

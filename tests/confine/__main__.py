@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from .supervised import Findings, Work, supervise
 ELSEWHERE = ("npu::", "air::fused")
 
 
-def ops(cases: int, seed: str, only: Sequence[str] = ()) -> Findings:
-    """The cases are spread over the ops: each gets as many, one after the other."""
+def ops(cases: int, seed: str, only: Sequence[str] = ()) -> tuple[Findings, list[str]]:
+    """The cases are spread over the ops: each gets as many, one after the other. Gives what came of them, and the ops
+    of which no case ran to its end: of these nothing was tried but the checks."""
     names = [name for name in only or op_table.names() if not name.startswith(ELSEWHERE)]
     found = seeds.recorded()
     for call in seeds.BY_HAND:
@@ -42,13 +44,19 @@ def ops(cases: int, seed: str, only: Sequence[str] = ()) -> Findings:
             op = op_named(names[case // each])
             calls = seeds.seeds_of(op, found) or [seeds.from_schema(op, random.Random(case))]
             rng = random.Random(f"{seed}{op.name()}{case % each}")
-            return runner.case(op, rng.choice(calls), rng)
+            return f"{runner.case(op, rng.choice(calls), rng)} {op.name()}"
 
         return work
 
     findings = supervise(make, 0, each * len(names))
+    ran = {name for end, _, name in map(_parted, findings.ends) if end == "ran"}
+    findings.ends = sum((Counter({_parted(key)[0]: n}) for key, n in findings.ends.items()), Counter())
     findings.faults = [(case, f"{names[min(case // each, len(names) - 1)]}: {what}") for case, what in findings.faults]
-    return findings
+    return findings, [name for name in names if op_named(name).name() not in ran]
+
+
+def _parted(key: str) -> tuple[str, str, str]:
+    return key.rpartition(" ")
 
 
 def artifacts(cases: int, seed: str) -> Findings:
@@ -79,11 +87,13 @@ def main() -> int:
     warnings.simplefilter("ignore")
     began = time.monotonic()
     of_ops = given.what == "ops"
-    found = ops(given.cases, given.seed, given.op) if of_ops else artifacts(given.cases, given.seed)
+    found, idle = ops(given.cases, given.seed, given.op) if of_ops else (artifacts(given.cases, given.seed), [])
     ends = ", ".join(f"{count:,} {end}" for end, count in found.ends.most_common())
     print(f"{given.cases:,} cases in {time.monotonic() - began:.0f} s: {ends}; {len(found.faults)} faults")
     for case, what in found.faults:
         print(f"case {case}: {what}")
+    if idle:
+        print(f"no case ran of {len(idle)} ops: {', '.join(idle)}")
     return 1 if found.faults else 0
 
 

@@ -86,8 +86,8 @@ def _run(info, dtype: torch.dtype, found) -> None:
 
 def siblings(op: torch._ops.OpOverload) -> Iterator[torch._ops.OpOverload]:
     """The overloads of an op, and of the one that works in place."""
-    base = op.name().partition(".")[0].removeprefix("aten::").rstrip("_")
-    for packet in (getattr(torch.ops.aten, base, None), getattr(torch.ops.aten, base + "_", None)):
+    base, ops = op.name().partition(".")[0].partition("::")[2].rstrip("_"), getattr(torch.ops, op.namespace)
+    for packet in (getattr(ops, base, None), getattr(ops, base + "_", None)):
         for name in packet.overloads() if packet is not None else ():
             yield getattr(packet, name)
 

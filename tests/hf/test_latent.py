@@ -1,6 +1,7 @@
 """Latent attention over a cache: absorbed where few tokens are asked, with the tokens of transformers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
@@ -12,7 +13,7 @@ import aotair
 from aotair.hf import latent
 from aotair.hf.caches import Call, Rows
 from aotair.hf.language import LanguageModel
-from aotair.hf.latent import Expansions
+from aotair.hf.latent import Expansions, attend_gathered
 from aotair_runtime.format.schema import EntryPoint
 from benchmarks.decoder_models import DECODERS
 from examples.generate import generate
@@ -51,6 +52,21 @@ ALL = {
     "extend": SEVERAL,
     "verify": SEVERAL,
 }
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.bfloat16, 2.5e-3), (torch.float16, 5e-4)])
+def test_gathered_latents_round_no_scores(dtype: torch.dtype, error: float):
+    """The scores here are about 40, and of half precision would be off by a tenth of that; or too large, in float16."""
+    torch.manual_seed(0)
+    query, rope = (12 * torch.randn(1, 4, 2, 128)).to(dtype), (12 * torch.randn(1, 4, 2, 64)).to(dtype)
+    rows, ropes, mask = torch.randn(64, 128).to(dtype), torch.randn(64, 64).to(dtype), torch.ones(1, 1, 2, 64).bool()
+    scores = query.double() @ rows.double().t() + rope.double() @ ropes.double().t()
+    want = (scores * 192**-0.5).softmax(-1) @ rows.double()
+    layer: Any = SimpleNamespace(given=(rows[None, None], ropes[None, None]))
+    got = attend_gathered(query, rope, mask, layer, 192**-0.5).double()
+    assert (got - want).norm() < error * want.norm()
+    large = attend_gathered(query * 40, rope, mask, layer, 192**-0.5)
+    assert large.isfinite().all() and (query * 40).isfinite().all()
 
 
 def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):

@@ -34,6 +34,24 @@ def test_an_artifact_of_a_checkpoint_gives_the_tokens_of_transformers(checkpoint
         assert generate(served, PROMPTS, 20) == want
 
 
+@pytest.mark.parametrize("cache", [{"slots": 2}, {"cache": "paged", "blocks": 8, "block": 16}])
+def test_it_builds_for_cuda_where_no_gpu_is(checkpoint: Path, tmp_path: Path, cache: dict[str, Any]):
+    recipe = {
+        "name": "tiny",
+        "model": {"pretrained": str(checkpoint), "dtype": "bfloat16", "kwargs": {"length": 64, **cache}},
+        "entry_points": {
+            "prefill": {"buckets": {"batch": [1], "seq": [8]}},
+            "decode": {"buckets": {"batch": [2]}},
+            "verify": {"buckets": {"batch": [1], "seq": [4]}},
+        },
+        "target": {"device": "cuda"},
+    }
+    path = aotair.build(recipe, tmp_path / "tiny.aotair")
+    with aotair.load(path, device="cpu") as served:  # its programs run on the host too
+        assert served.program.requirements.device == "cuda"
+        assert set(served.entry_points) == {"prefill", "decode", "verify"}
+
+
 def test_what_belongs_to_the_model_travels_with_it(checkpoint: Path, artifact: Path):
     with aotair.load(artifact) as served:
         names = set(companions(served.program))

@@ -107,7 +107,7 @@ def test_scales_follow_from_the_prompts(checkpoint: Path):
     made, largest = job(asked), []
     model = load_model(made)
     layer = model.get_submodule("model.model.layers.1.mlp.up_proj")
-    with watched({"up": layer}, lambda name, given, answer: largest.append(given.abs().max().item())):
+    with watched({"up": layer}, lambda name, given, answer: largest.append(given.args[0].abs().max().item())):
         model.prefill(**made.entries[0].prompts(made.entries[0])[0])
     quantize(model, made)
     scale = model.get_submodule("model.model.layers.1.mlp.up_proj").input_scale

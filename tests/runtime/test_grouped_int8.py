@@ -37,6 +37,13 @@ def test_each_group_meets_its_own_matrix_and_sums_are_exact(sizes, beyond, k, n,
     assert OP.out(x, weight, ends, out=out) is out and torch.equal(out, got)
 
 
+def test_results_that_lie_turned():
+    x, weight, ends = whole(5, 3), whole(2, 3, 4), torch.tensor([2, 5])
+    out = torch.full((4, 5), 7, dtype=torch.int32).t()
+    OP.out(x, weight, ends, out=out)
+    assert torch.equal(out, OP(x, weight, ends))
+
+
 @pytest.mark.parametrize("ends", [[3, 1, 9], [-4, 2, 1], [2**62, 5, 5], [0, 0, 0], [-1, -1, -(2**62)]])
 def test_ends_that_nobody_would_make_stay_within_the_rows(ends):
     x, weight = whole(4, 3), whole(3, 3, 2)

@@ -31,7 +31,7 @@ def arguments(batch=2, heads=4, tokens=3, columns=3, block=4, spare=2, kind=torc
 def plain(query, query_rope, latents, ropes, table, mask, lengths, scale):
     """The same as attention over keys of both parts, in float64, with the blocks copied out."""
     block = mask.shape[3] // table.shape[1]
-    keys, angles = (cache.view(-1, block, cache.shape[1])[table].flatten(1, 2).double() for cache in (latents, ropes))
+    keys, angles = (cache.unflatten(0, (-1, block))[table].flatten(1, 2).double() for cache in (latents, ropes))
     asked, both = torch.cat((query, query_rope), -1).double(), torch.cat((keys, angles), -1)
     scores = asked @ both[:, None].transpose(-1, -2) * scale
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ keys[:, None]
@@ -51,6 +51,18 @@ def test_other_dtypes(kind: torch.dtype, error: float):
     found = OP(*some)
     assert found.dtype == kind
     torch.testing.assert_close(found.double(), plain(*some), atol=error, rtol=error)
+
+
+def test_keys_without_a_rotated_part():
+    query, rope, latents, ropes, *rest = arguments()
+    some = (query, rope[..., :0], latents, ropes[:, :0], *rest)
+    torch.testing.assert_close(OP(*some).double(), plain(*some), atol=1e-5, rtol=1e-5)
+
+
+def test_caches_that_lie_turned():
+    query, rope, latents, ropes, *rest = arguments()
+    turned = [part.t().contiguous().t() for part in (latents, ropes)]
+    assert torch.equal(OP(query, rope, *turned, *rest), OP(query, rope, latents, ropes, *rest))
 
 
 def test_queries_that_lie_turned():

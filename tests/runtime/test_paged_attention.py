@@ -51,6 +51,12 @@ def test_narrow_dtypes(kind: torch.dtype, error: float):
     torch.testing.assert_close(OP(*given).double(), gathered(*given), atol=error, rtol=error)
 
 
+def test_caches_that_lie_turned():
+    query, keys, values, *rest = arguments()
+    turned = [part.t().contiguous().t() for part in (keys, values)]
+    torch.testing.assert_close(OP(query, *turned, *rest), OP(query, keys, values, *rest))
+
+
 def test_a_mask_with_a_window_is_heeded():
     query, keys, values, table, mask, lengths, scale = arguments()
     mask = mask & (torch.arange(12) > lengths[:, None, None, None] - 6)

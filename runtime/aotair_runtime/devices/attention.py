@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .results import check_out
+
 _SCHEMA = "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor mask, Tensor lengths, float scale"
 _library = torch.library.Library("air", "FRAGMENT")
 
@@ -32,10 +34,7 @@ def paged_attention(
 
 def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
     """The same into `out`, which has its shape and dtype."""
-    size, kind = _size(*given[:-1]), given[0].dtype
-    if tuple(out.shape) != size or out.dtype != kind:
-        raise ValueError(f"paged_attention makes {kind} {list(size)}, and out is {out.dtype} {list(out.shape)}")
-    return _into(out, *given)
+    return _into(_shape_out(*given, out=out), *given)
 
 
 def _into(
@@ -80,7 +79,8 @@ def _rows(cache: Tensor, blocks: list[int], block: int) -> Tensor:
             raise IndexError(f"attention over a cache: block {number} of {count}")
     if len(blocks) == 1:
         return cache[blocks[0] * block : (blocks[0] + 1) * block]
-    return cache.view(count, -1).index_select(0, torch.tensor(blocks)).view(-1, cache.shape[1])
+    kept: Tensor = cache.unflatten(0, (count, block)).index_select(0, torch.tensor(blocks))
+    return kept.flatten(0, 1)
 
 
 def _size(
@@ -113,7 +113,7 @@ def _shape(*given: Any) -> Tensor:
 
 
 def _shape_out(*given: Any, out: Tensor) -> Tensor:
-    return out
+    return check_out("paged_attention", out, _size(*given[:-1]), given[0].dtype)
 
 
 _library.define(f"paged_attention{_SCHEMA}) -> Tensor")

@@ -7,6 +7,8 @@ group without rows is not read.
 import torch
 from torch import Tensor
 
+from .results import check_out
+
 _SCHEMA = "(Tensor x, Tensor weight, Tensor ends, Tensor? bias=None"
 _library = torch.library.Library("air", "FRAGMENT")
 
@@ -21,10 +23,7 @@ def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = No
 
 
 def _grouped_mm_out(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = None, *, out: Tensor) -> Tensor:
-    size = _size(x, weight, ends, bias)
-    if tuple(out.shape) != size or out.dtype != x.dtype:
-        raise ValueError(f"grouped_mm makes {x.dtype} {list(size)}, and out is {out.dtype} {list(out.shape)}")
-    return _into(out, x, weight, ends, bias)
+    return _into(_shape_out(x, weight, ends, bias, out=out), x, weight, ends, bias)
 
 
 def _into(out: Tensor, x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,7 +61,7 @@ def _shape(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = None) 
 
 
 def _shape_out(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = None, *, out: Tensor) -> Tensor:
-    return out
+    return check_out("grouped_mm", out, _size(x, weight, ends, bias), x.dtype)
 
 
 _library.define(f"grouped_mm{_SCHEMA}) -> Tensor")

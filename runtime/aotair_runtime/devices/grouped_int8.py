@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .results import check_out
+
 _SCHEMA = "(Tensor x, Tensor weight, Tensor ends"
 _library = torch.library.Library("air", "FRAGMENT")
 
@@ -23,10 +25,7 @@ def grouped_int_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _grouped_int_mm_out(x: Tensor, weight: Tensor, ends: Tensor, *, out: Tensor) -> Tensor:
-    size = _size(x, weight, ends)
-    if tuple(out.shape) != size or out.dtype != torch.int32:
-        raise ValueError(f"grouped_int_mm makes torch.int32 {list(size)}, and out is {out.dtype} {list(out.shape)}")
-    return _into(out, x, weight, ends)
+    return _into(_empty_out(x, weight, ends, out=out), x, weight, ends)
 
 
 def _into(out: Tensor, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -36,10 +35,17 @@ def _into(out: Tensor, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     for number, said in enumerate(ends.tolist()):
         end = min(max(said, start), x.shape[0])
         if end > start:
-            torch._int_mm(x[start:end], weight[number], out=out[start:end])
+            _product(x[start:end], weight[number], out[start:end])
         start = end
     out[start:].zero_()
     return out
+
+
+def _product(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    if out.is_contiguous():  # torch's kernel takes no other
+        torch._int_mm(x, weight, out=out)
+    else:
+        out.copy_(torch._int_mm(x, weight))
 
 
 def _size(x: Tensor, weight: Tensor, ends: Tensor) -> tuple[int, int]:
@@ -60,7 +66,7 @@ def _empty(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _empty_out(x: Tensor, weight: Tensor, ends: Tensor, *, out: Tensor) -> Tensor:
-    return out
+    return check_out("grouped_int_mm", out, _size(x, weight, ends), torch.int32)
 
 
 _library.define(f"grouped_int_mm{_SCHEMA}) -> Tensor")

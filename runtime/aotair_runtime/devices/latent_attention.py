@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .attention import sequences
+from .results import check_out
 
 _SCHEMA = (
     "(Tensor query, Tensor query_rope, Tensor latents, Tensor ropes, Tensor table, Tensor mask, Tensor lengths, "
@@ -44,12 +45,7 @@ def latent_attention(
 
 def _latent_attention_out(*given: Any, out: Tensor) -> Tensor:
     """The same into `out`, which has the shape and dtype of query."""
-    _check(*given[:-1])
-    if out.shape != given[0].shape or out.dtype != given[0].dtype:
-        raise ValueError(
-            f"latent_attention makes {given[0].dtype} {list(given[0].shape)}, and out is {out.dtype} {list(out.shape)}"
-        )
-    return _into(out, *given)
+    return _into(_shape_out(*given, out=out), *given)
 
 
 def _into(
@@ -68,7 +64,7 @@ def _into(
     for number, length, (own, turned) in sequences(table, lengths, mask.shape[3], (latents, ropes)):
         rows, angles = own.to(wide), turned.to(wide)
         scores = query[number].reshape(heads * tokens, rank).to(wide) @ rows.t()
-        scores.addmm_(query_rope[number].reshape(heads * tokens, -1).to(wide), angles.t())
+        scores.addmm_(query_rope[number].reshape(heads * tokens, query_rope.shape[3]).to(wide), angles.t())
         seen = mask[number, :, :, :length]
         shares = (scores.view(heads, tokens, length).mul_(scale)).masked_fill_(~seen, -torch.inf).softmax(-1)
         out[number].copy_((shares.view(heads * tokens, length) @ rows).view(heads, tokens, rank))
@@ -106,7 +102,8 @@ def _shape(*given: Any) -> Tensor:
 
 
 def _shape_out(*given: Any, out: Tensor) -> Tensor:
-    return out
+    _check(*given[:-1])
+    return check_out("latent_attention", out, given[0].shape, given[0].dtype)
 
 
 _library.define(f"latent_attention{_SCHEMA}) -> Tensor")

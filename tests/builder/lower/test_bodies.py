@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import aotair
 from aotair.cli import main
 from aotair.errors import UnsupportedError
-from aotair.lower.bodies import NoBody, _grouped, body, defining_packages
+from aotair.lower.bodies import NoBody, _grouped, body, defining_packages, kernel_calls
 from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.weights.golden import replay_golden
@@ -229,14 +229,13 @@ def test_grouped_products_are_those_of_transformers(sizes, beyond, k, device, ha
 aten = torch.ops.aten
 
 
-def body_of(op, *args, device: str = "cpu", pure: bool = True, **kwargs):
+def body_of(op, *args, device: str = "cpu", **kwargs):
     """The calls of an op on fake tensors like the given ones, after checking that they compute the same."""
     mode = FakeTensorMode()
     fake = pytree.tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
-    made = body(mode, op, *fake, Target(device), pure)
-    if pure:
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        torch.testing.assert_close(made(*[t.clone() for t in tensors]), op(*args, **kwargs))
+    made = body(mode, op, *fake, Target(device))
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    torch.testing.assert_close(made(*[t.clone() for t in tensors]), op(*args, **kwargs))
     return made
 
 
@@ -285,9 +284,25 @@ def test_views_stay_views():
     assert called(body_of(body_ops.part.default, SAMPLE)) == ["aten.slice.Tensor", "aten.t.default", "aten.add.Tensor"]
 
 
-def test_without_purity_the_calls_are_the_kernels_own():
-    calls = called(body_of(body_ops.window.default, SAMPLE, 5, pure=False))
-    assert any(name.endswith("copy_.default") for name in calls)
+def calls_of(op, *args) -> list[str]:
+    mode = FakeTensorMode()
+    fake = pytree.tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, args)
+    return [str(call.op) for call in kernel_calls(mode, op, fake, {})]
+
+
+def test_the_calls_of_a_kernel_are_its_own():
+    assert any(name.endswith("copy_.default") for name in calls_of(body_ops.window.default, SAMPLE, 5))
+
+
+@pytest.mark.parametrize("op", [aten.remainder, aten.fmod, aten.bitwise_and, aten.add, aten.eq])
+def test_a_kernel_that_makes_a_tensor_of_a_number_calls_the_op_of_tensors(op):
+    calls = calls_of(op.Scalar, torch.arange(4), 3)
+    assert calls[-1] in (f"aten.{op._qualified_op_name.removeprefix('aten::')}.Tensor", str(op.Scalar_out)), calls
+
+
+def test_a_kernel_that_cannot_run_on_fake_tensors_has_no_calls_to_tell():
+    with pytest.raises(NoBody):
+        calls_of(body_ops.data.default, SAMPLE)
 
 
 @pytest.mark.parametrize(
