@@ -15,15 +15,18 @@ class Listener:
 
 @dataclass(frozen=True)
 class Quantised:
-    """How many linear layers became `scheme` and modules of experts `expert_scheme`, each None where the recipe asks
-    for none, and how far that moved what they and the model answer to the inputs of `source`: for each layer, the worst
-    first, the norm of the differences over the norm of its answers, where it is called; of the model's outputs the
-    largest difference, the largest norm of differences over the norm of an output, and the smallest cosine."""
+    """How many linear layers became `scheme`, modules of experts `expert_scheme` and layers' keys and values
+    `cache_scheme`, each None where the recipe asks for none, and how far that moved what they and the model answer to
+    the inputs of `source`: for each layer, the worst first, the norm of the differences over the norm of its answers,
+    where it is called, or of what it keeps; of the model's outputs the largest difference, the largest norm of
+    differences over the norm of an output, and the smallest cosine."""
 
     scheme: str | None
     linears: int
     expert_scheme: str | None
     experts: int
+    cache_scheme: str | None
+    caches: int
     source: str
     layers: dict[str, float]
     max_abs_error: float
@@ -32,8 +35,12 @@ class Quantised:
 
     def kinds(self) -> list[tuple[str, int]]:
         """What was quantised to what, and how many."""
-        both = ("linear layers", self.scheme, self.linears), ("modules of experts", self.expert_scheme, self.experts)
-        return [(f"{what} in {scheme}", number) for what, scheme, number in both if scheme is not None]
+        asked = (
+            ("linear layers", self.scheme, self.linears),
+            ("modules of experts", self.expert_scheme, self.experts),
+            ("layers' keys and values", self.cache_scheme, self.caches),
+        )
+        return [(f"{what} in {scheme}", number) for what, scheme, number in asked if scheme is not None]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 
 from ..errors import UnsupportedError
 from .language import Decoder
+from .walk import DECODED, through_the_cache
 
-_DECODED = 4
 _MOST = 1024  # tokens that are tried, where a sliding window asks for many
 _BEYOND = 12
 # Of float32, relative to the largest logit: about a hundred times what layers lose by rounding. Narrower dtypes are
@@ -25,8 +25,11 @@ def refuse_disagreement(made: Decoder, where: str, host_lengths: bool = False) -
     vocabulary = made.config.get_text_config().vocab_size
     whole = [torch.randint(vocabulary, (length,), generator=generator) for length in lengths]
     with torch.no_grad():
-        want = [made.model(input_ids=row[None], use_cache=False).logits[0, -_DECODED - 1 :] for row in whole]
-        got = _through_the_cache(made, whole, host_lengths)
+        want = [made.model(input_ids=row[None], use_cache=False).logits[0, -DECODED - 1 :] for row in whole]
+        try:
+            got = through_the_cache(made, whole, host_lengths)
+        finally:
+            made.clear()
     largest = max(float(row.abs().max()) for row in want)
     error = max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True))
     if not error <= _TOLERANCE[want[0].dtype] * largest:
@@ -46,26 +49,4 @@ def _lengths(made: Decoder) -> tuple[int, ...]:
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     looks = max((size for size in windows if isinstance(size, int) and size < made.length), default=0)
     longest = min(looks + _BEYOND, made.length, _MOST)
-    return (longest, max(_DECODED + 1, longest // 2)) if made.blocks >= 2 * made.columns else (longest,)
-
-
-def _through_the_cache(made: Decoder, whole: list[torch.Tensor], host_lengths: bool) -> list[torch.Tensor]:
-    """The logits of the last tokens of each sequence, (tokens, vocabulary): the prompt's last, and one by one."""
-    greedy, made.greedy = made.greedy, False
-    table = made.places(len(whole)).view(len(whole), -1)
-    prompts = [row[:-_DECODED] for row in whole]
-    width = max(map(len, prompts))
-    ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in prompts])
-    mask = torch.stack([(torch.arange(width) < len(row)).to(torch.int64) for row in prompts])
-    try:
-        steps = [made._prefill(ids, mask, table)]
-        for step in range(_DECODED):
-            tokens = torch.stack([row[step - _DECODED] for row in whole])
-            places = torch.tensor([len(row) + step for row in prompts])
-            lengths = (places + 1).tolist() if host_lengths else None
-            steps.append(made._decode(tokens, places, table, lengths))
-    finally:
-        made.greedy = greedy
-        for buffer in made.rows():
-            buffer.zero_()
-    return list(torch.stack(steps, 1))
+    return (longest, max(DECODED + 1, longest // 2)) if made.blocks >= 2 * made.columns else (longest,)

@@ -31,13 +31,15 @@ class Reading:
 
 
 def in_place(call: Call) -> Reading:
-    """`air::paged_attention` and `air::latent_attention`, of the CPU."""
+    """`air::paged_attention` and `air::latent_attention`, of the CPU. The latter reads no whole numbers."""
 
     def heads(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
-        result: Tensor = attention.OP(query, *layer.buffers, call.table, mask, call.lengths, scale)
+        result: Tensor = attention.OP(query, *layer.buffers, call.table, mask, call.lengths, scale, *layer.scales)
         return result
 
     def latents(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:
+        if layer.scales:
+            return attend_gathered(query, rope, mask, layer, scale)
         result: Tensor = latent_attention.OP(query, rope, *layer.buffers, call.table, mask, call.lengths, scale)
         return result
 

@@ -6,7 +6,7 @@ layer keeps states, one row for each sequence. The last row is nobody's: padding
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from transformers import cache_utils
 
 from ..errors import UnsupportedError
+from . import int8_rows
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,26 @@ class Call:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a model's layers keep, found by trying it: for each layer the names of its buffers."""
+    """What a model's layers keep, found by trying it: for each layer the names of its buffers. `heads`: of keys and
+    values, by name. `int8`: whether these are whole numbers, each buffer with one of scales beside it."""
 
     attention: dict[int, tuple[str, str]]
     states: dict[int, dict[tuple[str, int], str]]
     sliding: frozenset[int]
     layers: int
+    heads: dict[str, int]
+    int8: bool = False
 
     def names(self) -> list[str]:
         """The buffers, layer by layer."""
         pairs = [name for both in self.attention.values() for name in both]
-        return pairs + [name for states in self.states.values() for name in states.values()]
+        scales = [scales_of(name) for name in pairs] if self.int8 else []
+        return pairs + scales + [name for states in self.states.values() for name in states.values()]
+
+
+def scales_of(name: str) -> str:
+    """The buffer with the scales of a buffer of keys or values."""
+    return f"{name}_scales"
 
 
 def keep(owner: nn.Module, model: Any, ids: torch.Tensor, rows: int, length: int) -> Kept:
@@ -105,12 +115,14 @@ def keep(owner: nn.Module, model: Any, ids: torch.Tensor, rows: int, length: int
         model(input_ids=ids, use_cache=True, **{cache_argument(model): cache})
     attention: dict[int, tuple[str, str]] = {}
     states: dict[int, dict[tuple[str, int], str]] = {}
+    heads: dict[str, int] = {}
     for number, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None:
             attention[number] = (f"keys{number}", f"values{number}")
             for name, kept in zip(attention[number], (layer.keys, layer.values), strict=True):
                 shape = (rows * length, kept.shape[1] * kept.shape[3])
                 owner.register_buffer(name, torch.zeros(shape, dtype=kept.dtype), persistent=False)
+                heads[name] = kept.shape[1]
         for kind in ("conv", "recurrent"):
             for index, state in getattr(layer, f"{kind}_states", {}).items():
                 if state is not None:
@@ -118,7 +130,17 @@ def keep(owner: nn.Module, model: Any, ids: torch.Tensor, rows: int, length: int
                     shape = (rows, *state.shape[1:])
                     owner.register_buffer(name, torch.zeros(shape, dtype=state.dtype), persistent=False)
     sliding = frozenset(number for number, slides in enumerate(cache.is_sliding) if slides)
-    return Kept(attention, states, sliding, len(cache.layers))
+    return Kept(attention, states, sliding, len(cache.layers), heads)
+
+
+def in_int8(owner: nn.Module, kept: Kept) -> Kept:
+    """Let `owner` keep keys and values in whole numbers, a scale for each head of a token, instead of as they are."""
+    for name, heads in kept.heads.items():
+        rows = owner.get_buffer(name)
+        owner.register_buffer(name, torch.zeros(rows.shape, dtype=torch.int8), persistent=False)
+        scales = torch.zeros((rows.shape[0], heads), dtype=torch.float32)
+        owner.register_buffer(scales_of(name), scales, persistent=False)
+    return replace(kept, int8=True)
 
 
 def cache_argument(model: Any) -> str:
@@ -146,12 +168,14 @@ class Rows(cache_utils.Cache):
         layers: list[object] = []
         for number in range(kept.layers):
             states = {key: owner.get_buffer(name) for key, name in kept.states.get(number, {}).items()}
-            buffers = [owner.get_buffer(name) for name in kept.attention.get(number, ())]
+            names = kept.attention.get(number, ())
+            buffers = [owner.get_buffer(name) for name in names]
+            scales = [owner.get_buffer(scales_of(name)) for name in names] if kept.int8 else []
             sliding = number in kept.sliding
             if buffers and states:
-                layers.append(_BothLayer(call, buffers, sliding, states))
+                layers.append(_BothLayer(call, buffers, scales, sliding, states))
             elif buffers:
-                layers.append(AttentionLayer(call, buffers, sliding))
+                layers.append(AttentionLayer(call, buffers, scales, sliding))
             else:
                 layers.append(_StateLayer(call, states) if states else cache_utils.DummyLayer())
         super().__init__(layers=layers)
@@ -176,33 +200,55 @@ class Rows(cache_utils.Cache):
 
 
 class AttentionLayer(cache_utils.CacheLayerMixin):
-    """Keys and values, each ((slots + 1) * length, heads * width)."""
+    """Keys and values, each ((slots + 1) * length, heads * width); where they are int8, `scales` of each
+    ((slots + 1) * length, heads)."""
 
-    def __init__(self, call: Call, buffers: Sequence[torch.Tensor], sliding: bool):
+    def __init__(self, call: Call, buffers: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], sliding: bool):
         super().__init__()
         self.is_initialized, self.is_sliding = True, sliding
-        self._call, self.buffers = call, buffers
+        self._call, self.buffers, self.scales = call, buffers, scales
         self.given: tuple[torch.Tensor, ...] = ()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new rows (batch, heads, tokens, width) to their places; gives what there is to attend to: the new rows
-        of a fresh call, else whole rows of the cache (batch, heads, length, width)."""
-        keys, values = (self._one(*both) for both in zip(self.buffers, (key_states, value_states), strict=True))
+        of a fresh call, which are not rounded, else whole rows of the cache (batch, heads, length, width)."""
+        news = (key_states, value_states)
+        if self.scales:
+            keys, values = (self._rounded(*three) for three in zip(self.buffers, self.scales, news, strict=True))
+        else:
+            keys, values = (self._plain(*both) for both in zip(self.buffers, news, strict=True))
         self.given = (keys, values)
         return keys, values
 
-    def _one(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        call = self._call
-        batch, heads, tokens, width = new.shape
-        rows = new.transpose(1, 2).reshape(batch * tokens, heads * width)
-        # What pads a call writes what is there already: a cache holds nothing but real tokens.
-        cache.index_copy_(0, call.places, torch.where(call.written, rows, cache.index_select(0, call.places)))
-        if call.fresh:
+    def _plain(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        self._write(cache, _by_token(new))
+        if self._call.fresh:
             return new
-        kept = cache.view(-1, call.block * heads * width).index_select(0, call.table.reshape(-1))
-        return kept.view(batch, call.length, heads, width).transpose(1, 2)
+        return self._read(cache, new.shape[1]).transpose(1, 2)
+
+    def _rounded(self, cache: torch.Tensor, scales: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        numbers, factors = int8_rows.rounded(_by_token(new))
+        self._write(cache, numbers)
+        self._write(scales, factors)
+        if self._call.fresh:
+            return new
+        heads = new.shape[1]
+        read = int8_rows.widened(self._read(cache, heads), self._read(scales, heads)[..., 0], new.dtype)
+        return read.transpose(1, 2)
+
+    def _write(self, cache: torch.Tensor, rows: torch.Tensor) -> None:
+        """Rows (tokens, …) to their places. What pads a call writes what is there already: a cache holds nothing but
+        real tokens."""
+        call, rows = self._call, rows.flatten(1)
+        cache.index_copy_(0, call.places, torch.where(call.written, rows, cache.index_select(0, call.places)))
+
+    def _read(self, cache: torch.Tensor, heads: int) -> torch.Tensor:
+        """Whole rows, (batch, length, heads, width)."""
+        call, width = self._call, cache.shape[1]
+        kept = cache.view(-1, call.block * width).index_select(0, call.table.reshape(-1))
+        return kept.view(call.table.shape[0], call.length, heads, width // heads)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self._call.fresh else self._call.length), 0
@@ -267,9 +313,16 @@ class _BothLayer(_StateLayer, AttentionLayer):
         self,
         call: Call,
         buffers: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor],
         sliding: bool,
         states: dict[tuple[str, int], torch.Tensor],
     ):
-        AttentionLayer.__init__(self, call, buffers, sliding)
+        AttentionLayer.__init__(self, call, buffers, scales, sliding)
         _StateLayer.__init__(self, call, states)
         self.is_sliding = sliding
+
+
+def _by_token(new: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, tokens, width) as (batch * tokens, heads, width)."""
+    batch, heads, tokens, width = new.shape
+    return new.transpose(1, 2).reshape(batch * tokens, heads, width)

@@ -42,7 +42,9 @@ def shown(source: Source) -> dict[str, object]:
     return {}
 
 
-def parts(source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+def parts(
+    source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype, int8_cache: bool = False
+) -> dict[str, Any]:
     most = min(getattr(source.config, "max_position_embeddings", 512) or 512, 256)
     vocabulary = source.config.vocab_size
     return {

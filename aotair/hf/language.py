@@ -11,10 +11,14 @@ from aotair_runtime.format.schema import Shard
 
 from ..errors import UnsupportedError
 from ..parallel.split import Part
+from . import int8_rows
 from .attention import Reading, gathered, in_place, over_blocks, reading
-from .caches import Call, Rows, cache_argument, keep
+from .caches import Call, Rows, cache_argument, in_int8, keep
 from .masks import masks_by_sequence
 from .settle import settle
+from .walk import DECODED, through_the_cache
+
+_TRIED = 64  # random tokens
 
 
 class Decoder(nn.Module):
@@ -38,6 +42,7 @@ class Decoder(nn.Module):
         """How the buffers are cut where the model's layers were, found as they were: by trying it."""
         owner = nn.Module()
         kept = keep(owner, self.model, torch.zeros(1, 2, dtype=torch.int64), self.blocks + 1, self.block)
+        kept = in_int8(owner, kept) if self._kept.int8 else kept
         axes = {part.shard.axis for name, part in parts.items() if name.rpartition(".")[2] == "weight"}
         found = {}
         for name in kept.names():
@@ -73,6 +78,36 @@ class Decoder(nn.Module):
     def rows(self) -> list[Tensor]:
         """The buffers of the cache."""
         return [self.get_buffer(name) for name in self._kept.names()]
+
+    def quantize_cache(self) -> int:
+        """Keep keys and values in int8 from now on, with a scale for each head of a token; gives of how many layers.
+        Recurrent and convolutional states stay as they are."""
+        self._kept = in_int8(self, self._kept)
+        return len(self._kept.attention)
+
+    def tried(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, float]]:
+        """The logits of the last tokens of each text (tokens,), (1, tokens, vocabulary), or of random tokens where no
+        text is long enough; and for each buffer of keys or values how far int8 moves what these leave in it, the norm
+        of the differences over the norm."""
+        fitting = [text[: self.length] for text in texts if len(text) > DECODED] or [self._random()]
+        logits, moved = [], {name: int8_rows.Moves() for name in self._kept.heads}
+        for text in fitting:
+            logits.append(through_the_cache(self, [text]))
+            for name, heads in self._kept.heads.items() if not self._kept.int8 else ():
+                rows = self.get_buffer(name)
+                moved[name].see(rows[rows.any(1)].unflatten(1, (heads, -1)))
+            self.clear()
+        return logits, {name: one.relative for name, one in moved.items()}
+
+    def _random(self) -> Tensor:
+        vocabulary = self.config.get_text_config().vocab_size
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(vocabulary, (min(_TRIED, self.length),), generator=generator)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for buffer in self.rows():
+            buffer.zero_()
 
     def places(self, count: int) -> Tensor:
         """What the methods take to say where `count` sequences lie, all apart."""

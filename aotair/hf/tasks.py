@@ -37,8 +37,11 @@ class Task(Protocol):
     def prompted(self, ids: Sequence[int], entry: EntryJob) -> dict[str, torch.Tensor]:
         """A call of an entry point with these tokens, as many of them as it takes."""
 
-    def parts(self, source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
-        """What a recipe says of the model's methods: `inputs` and `buckets`, or `entry_points` that have theirs."""
+    def parts(
+        self, source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype, int8_cache: bool = False
+    ) -> dict[str, Any]:
+        """What a recipe says of the model's methods: `inputs` and `buckets`, or `entry_points` that have theirs.
+        `int8_cache`: whether the recipe asks for keys and values in int8."""
 
 
 _TASKS: tuple[Task, ...] = (text_generation, feature_extraction)
@@ -70,7 +73,8 @@ def complete(written: dict[str, Any], folder: Path, where: str) -> dict[str, Any
     task = task_of(source, model.get("task"), where)
     device = (written.get("target") or {}).get("device") or "cpu"
     options = _options(task, model.get("kwargs") or {}, where)
-    parts = task.parts(source, options, device, _dtype(source, model.get("dtype")))
+    int8_cache = (written.get("quantize") or {}).get("kv_cache") is not None
+    parts = task.parts(source, options, device, _dtype(source, model.get("dtype")), int8_cache)
     asked = written.get("entry_points") or {}
     if "entry_points" in parts:
         offered = parts.pop("entry_points")

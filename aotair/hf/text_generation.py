@@ -75,10 +75,12 @@ def shown(source: Source) -> dict[str, object]:
     return {"cache": "static", "slots": sizes.slots, "length": sizes.length}
 
 
-def parts(source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+def parts(
+    source: Source, options: Mapping[str, Any], device: str, dtype: torch.dtype, int8_cache: bool = False
+) -> dict[str, Any]:
     sizes = _sizes(source, options, "recipe")
     of_each = {"shape": ["batch"], "dtype": "int64", "range": [1, sizes.length + 1], "host": True, "pad": 1}
-    on_host = {"lengths": of_each} if sizes.host_lengths(device, dtype) else {}
+    on_host = {"lengths": of_each} if sizes.host_lengths(device, dtype) and not int8_cache else {}
     ids = {"dtype": "int64", "range": [0, source.text_config.vocab_size], "pad": "any"}
     prompt = {
         "input_ids": {"shape": ["batch", "seq"], **ids},

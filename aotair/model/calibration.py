@@ -149,6 +149,9 @@ class Errors:
         self.sums[name] = (away, whole + wide.square().sum().item())
 
     def relative(self) -> dict[str, float]:
-        """By name, the worst first."""
-        found = {name: (away / max(whole, 1e-60)) ** 0.5 for name, (away, whole) in self.sums.items()}
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        """By name."""
+        return {name: (away / max(whole, 1e-60)) ** 0.5 for name, (away, whole) in self.sums.items()}
+
+
+def worst_first(errors: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(errors.items(), key=lambda item: (-item[1], item[0])))

@@ -1,5 +1,5 @@
-"""Layers over whole numbers, as the recipe's `quantize` asks: they are replaced, and how far that moves what the model
-answers is measured."""
+"""Layers over whole numbers and caches of such, as the recipe's `quantize` asks: they are replaced, and how far that
+moves what the model answers is measured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,14 +11,16 @@ from aotair_runtime.artifact.checkpoint import some
 from ..errors import ModelError
 from ..recipe.job import Job
 from ..summary import Quantised
-from .calibration import Calibration, Errors, Largest, calibration_of, watched
+from .calibration import Calibration, Errors, Largest, calibration_of, watched, worst_first
 from .quantizable import experts_to_quantize, linears_to_quantize
+from .quantized_cache import KeepsCache, cache_to_quantize, texts_of
 from .quantized_experts import quantized_experts
 from .quantized_layers import quantized
 
 
 def quantize(model: nn.Module, job: Job) -> Quantised | None:
-    """Replace the linear layers and experts of `model` that the recipe names, in place; nothing where it names none.
+    """Replace the linear layers, experts and caches of `model` that the recipe names, in place; nothing where it names
+    none.
 
     Raises ModelError where none fits, where one has no kernel, or where a static scale is asked for a layer that no
     call reaches.
@@ -26,6 +28,7 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     if (part := job.quantize) is None:
         return None
     (linear_names, linears), (expert_names, experts) = linears_to_quantize(model, job), experts_to_quantize(model, job)
+    cache = cache_to_quantize(model, job)
     calibration = calibration_of(job)
     largest = _largest(model, linears, calibration, job)
     forms = {name: quantized(linear, part, job.target, largest.get(name)) for name, linear in linears.items()}
@@ -33,14 +36,28 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
         forms |= {name: quantized_experts(one, part.experts, job.target) for name, one in experts.items()}
     errors = Errors(forms)
     with torch.no_grad(), watched({**linears, **experts}, errors):
-        before = calibration.answers(model)
+        before, rows = _answers(model, cache, calibration)
     for first, names in (linear_names | expert_names).items():
         for name in names:
             model.set_submodule(name, forms[first])
     model.eval().requires_grad_(False)
-    moved = _distance(before, calibration.answers(model))
-    counts = part.linear, len(linears), part.experts, len(experts)
-    return Quantised(*counts, calibration.source, errors.relative(), *moved)
+    caches = 0 if cache is None else cache.quantize_cache()
+    moved = _distance(before, _answers(model, cache, calibration)[0])
+    counts = part.linear, len(linears), part.experts, len(experts), part.kv_cache, caches
+    return Quantised(*counts, calibration.source, worst_first({**errors.relative(), **rows}), *moved)
+
+
+def _answers(
+    model: nn.Module, cache: KeepsCache | None, calibration: Calibration
+) -> tuple[list[Tensor], Mapping[str, float]]:
+    """What the model answers to a calibration, through its cache too where that is quantised; and how far each buffer
+    of this would move."""
+    answers = calibration.answers(model)
+    if cache is None:
+        return answers, {}
+    with torch.no_grad():
+        logits, rows = cache.tried(texts_of(calibration))
+    return answers + [one.double() for one in logits], rows
 
 
 def _largest(

@@ -8,7 +8,7 @@ from .part import Part, Size
 
 
 class QuantizePart(Part):
-    """Linear layers and experts to compute with whole numbers."""
+    """Linear layers and experts to compute with whole numbers, and caches to keep in them."""
 
     linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] | None = Field(
         default=None,
@@ -20,6 +20,11 @@ class QuantizePart(Part):
         default=None,
         description="the same of mixtures of experts whose matrices lie in one tensor, a scale for each channel of "
         "each; null: they stay",
+    )
+    kv_cache: Literal["int8"] | None = Field(
+        default=None,
+        description="int8: the keys and values of the task text-generation lie in int8, a scale for each head of a "
+        "token; null: in the model's dtype",
     )
     skip: list[str] = Field(
         default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
@@ -38,11 +43,12 @@ class QuantizePart(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> "QuantizePart":
-        if self.linear is None and self.experts is None:
-            raise ValueError("say what to quantise: linear, experts, or both, as {linear: int8_dynamic}")
+        if self.linear is None and self.experts is None and self.kv_cache is None:
+            raise ValueError("say what to quantise: linear, experts or kv_cache, as {linear: int8_dynamic}")
+        others = "kv_cache" if self.experts is None else "experts"
         if self.group_size is not None and not self.weight_only:
             raise ValueError(
-                f"group_size is for int8_weight_only and int4_weight_only of linear, not {self.linear or 'experts'}"
+                f"group_size is for int8_weight_only and int4_weight_only of linear, not {self.linear or others}"
             )
         return self
 
@@ -53,7 +59,9 @@ class QuantizePart(Part):
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether activations of any layer become whole numbers."""
+        """Whether activations of any layer, or keys and values, become whole numbers."""
+        if self.kv_cache is not None:
+            return True
         return any(scheme is not None and not scheme.endswith("weight_only") for scheme in (self.linear, self.experts))
 
     @property

@@ -246,7 +246,7 @@ def test_skipped_experts_stay():
 
 
 def test_a_recipe_says_what_to_quantise():
-    with pytest.raises(RecipeError, match="say what to quantise: linear, experts, or both"):
+    with pytest.raises(RecipeError, match="say what to quantise: linear, experts or kv_cache"):
         aotair.build(recipe("mixtral") | {"quantize": {"skip": []}}, "nowhere.aotair")
     with pytest.raises(RecipeError, match=r"group_size is for .* of linear, not experts"):
         aotair.build(asked("mixtral", group_size=32), "nowhere.aotair")

@@ -255,6 +255,21 @@ BY_HAND = (
         (),
     ),
     Call(
+        "air::paged_attention",
+        (
+            _t(2, 4, 3, 8),
+            _t(24, 16, dtype="int8", high=9),
+            _t(24, 16, dtype="int8", high=9),
+            _whole(2, 3, high=6),
+            _t(2, 1, 3, 12, dtype="bool"),
+            _whole(2, high=12),
+            0.3,
+            _t(24, 2),
+            _t(24, 2),
+        ),
+        (),
+    ),
+    Call(
         "air::grouped_int_mm",
         (_t(12, 8, dtype="int8", high=9), _t(3, 8, 6, dtype="int8", high=9), _whole(3, high=12)),
         (),

@@ -64,6 +64,35 @@ def test_a_mask_with_a_window_is_heeded():
     torch.testing.assert_close(OP(*given).double(), gathered(*given), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind, error", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_whole_numbers_are_times_their_scales(kind: torch.dtype, error: float):
+    query, keys, values, *rest = arguments()
+    query, numbers = query.to(kind), [(one * 30).to(torch.int8) for one in (keys, values)]
+    scales = [torch.rand(32, 2) / 20, torch.rand(32, 2) / 20]
+    given = (query, *numbers, *rest, *scales)
+    found = OP(*given)
+    assert found.dtype == kind and torch.equal(OUT(*given, out=torch.empty_like(found)), found)
+    wide = [(one.view(32, 2, -1) * scale[..., None]).flatten(1) for one, scale in zip(numbers, scales, strict=True)]
+    torch.testing.assert_close(found.double(), gathered(query, *wide, *rest), atol=error, rtol=error)
+
+
+@pytest.mark.parametrize("wrong", ["one", "shape", "dtype", "floats", "none"])
+def test_scales_that_do_not_fit(wrong: str):
+    query, keys, values, *rest = arguments()
+    numbers, scales = [one.to(torch.int8) for one in (keys, values)], [torch.ones(32, 2), torch.ones(32, 2)]
+    if wrong == "one":
+        scales = scales[:1]
+    elif wrong == "none":
+        scales = []
+    elif wrong == "floats":
+        numbers = [keys, values]
+    else:
+        scales[1] = torch.ones(32, 3) if wrong == "shape" else torch.ones(32, 2, dtype=torch.float64)
+    for call in (OP, lambda *given: OUT(*given, out=torch.empty_like(query))):
+        with pytest.raises(ValueError, match="paged_attention takes"):
+            call(query, *numbers, *rest, *scales)
+
+
 def test_what_lies_behind_a_sequence_is_not_read():
     query, keys, values, table, mask, _, scale = arguments()
     lengths = torch.tensor([5, 3])

@@ -4,7 +4,7 @@ How many tokens a sequence has is a number of the call, read by the kernel: what
 that lie one after the other are not copied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,23 +13,38 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .results import check_out
 
-_SCHEMA = "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor mask, Tensor lengths, float scale"
+_SCHEMA = (
+    "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor mask, Tensor lengths, float scale, "
+    "Tensor? key_scales=None, Tensor? value_scales=None"
+)
+_Scales = tuple[Tensor | None, Tensor | None]
+_NONE: _Scales = (None, None)
 _library = torch.library.Library("air", "FRAGMENT")
 
 
 def paged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    scale: float,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot product attention over `softmax(scale · q kᵀ) v`, in which each sequence has blocks of a cache.
 
     query: (batch, heads, tokens, width); keys, values: (blocks * block, groups * width), a row for each token, of the
-    dtype of query, where `heads` is a multiple of `groups`; table: (batch, columns) integers, the blocks of each
-    sequence, one after the other; mask: bool (batch, 1, tokens, columns * block), what each query sees, at least one
-    token, and none from `lengths` (batch,) on. Returns (batch, heads, tokens, width of values). Raises ValueError where
-    the arguments do not fit each other, IndexError where a block does not exist.
+    dtype of query, where `heads` is a multiple of `groups`, or int8 with their scales beside them, float32 (blocks *
+    block, groups), which they are times; table: (batch, columns) integers, the blocks of each sequence, one after the
+    other; mask: bool (batch, 1, tokens, columns * block), what each query sees, at least one token, and none from
+    `lengths` (batch,) on. Returns (batch, heads, tokens, width of values). Raises ValueError where the arguments do not
+    fit each other, IndexError where a block does not exist.
     """
     given = (query, keys, values, table, mask, lengths)
-    return _into(query.new_empty(_size(*given)), *given, scale)
+    out = query.new_empty(_size(*given, (key_scales, value_scales)))
+    return _into(out, *given, scale, key_scales, value_scales)
 
 
 def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
@@ -46,18 +61,28 @@ def _into(
     mask: Tensor,
     lengths: Tensor,
     scale: float,
+    *scales: Tensor | None,
 ) -> Tensor:
     heads, tokens, width = query.shape[1:]
     groups = keys.shape[1] // width
     share = heads // groups
-    for number, length, rows in sequences(table, lengths, mask.shape[3], (keys, values)):
-        own = [one.view(length, groups, -1).transpose(0, 1).unsqueeze(0) for one in rows]
+    caches = (keys, values, *(one for one in scales if one is not None))
+    for number, length, rows in sequences(table, lengths, mask.shape[3], caches):
+        of_heads = [one.unflatten(1, (groups, -1)) for one in rows]
+        own = [one.transpose(0, 1).unsqueeze(0) for one in _floats(of_heads, query.dtype)]
         # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
         asked = query[number].reshape(1, groups, share * tokens, width)
         seen = mask[number : number + 1, :, :, :length].repeat(1, 1, share, 1)
         found = scaled_dot_product_attention(asked, own[0], own[1], attn_mask=seen, scale=scale)
         out[number].copy_(found.view(heads, tokens, -1))
     return out
+
+
+def _floats(rows: Sequence[Tensor], kind: torch.dtype) -> Sequence[Tensor]:
+    """Keys and values (length, groups, width); where scales (length, groups, 1) lie beside them, times these."""
+    if len(rows) == 2:
+        return rows
+    return [(one.to(torch.float32) * scale).to(kind) for one, scale in zip(rows[:2], rows[2:], strict=True)]
 
 
 def sequences(
@@ -84,7 +109,13 @@ def _rows(cache: Tensor, blocks: list[int], block: int) -> Tensor:
 
 
 def _size(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, lengths: Tensor
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    scales: _Scales,
 ) -> tuple[int, int, int, int]:
     """The shape of the result; raises ValueError where the arguments do not fit each other."""
     fits = (query.dim(), keys.dim(), values.dim(), table.dim(), mask.dim(), lengths.dim()) == (4, 2, 2, 2, 4, 1)
@@ -92,7 +123,8 @@ def _size(
         batch, heads, tokens, width = query.shape
         groups = keys.shape[1] // width if width else 0
         fits = groups > 0 and keys.shape[1] == groups * width and heads % groups == 0 and values.shape[1] % groups == 0
-        fits = fits and keys.shape[0] == values.shape[0] and keys.dtype == values.dtype == query.dtype
+        fits = fits and keys.shape[0] == values.shape[0] and keys.dtype == values.dtype
+        fits = fits and _scaled(keys, groups, scales, query.dtype)
         fits = fits and table.shape[0] == lengths.shape[0] == mask.shape[0] == batch and table.shape[1] > 0
         fits = fits and tuple(mask.shape[1:3]) == (1, tokens) and mask.dtype == torch.bool
         fits = fits and mask.shape[3] > 0 and mask.shape[3] % table.shape[1] == 0
@@ -102,18 +134,34 @@ def _size(
         given = ", ".join(f"{one.dtype} {list(one.shape)}" for one in (query, keys, values, table, mask, lengths))
         raise ValueError(
             "paged_attention takes a query (batch, heads, tokens, width), keys and values (rows, groups * width), a "
-            f"table (batch, columns), a mask (batch, 1, tokens, columns * block) and lengths (batch,): {given}"
+            f"table (batch, columns), a mask (batch, 1, tokens, columns * block) and lengths (batch,): {given}; and "
+            "scales (rows, groups) of float32 for keys and values of int8"
         )
     return batch, heads, tokens, values.shape[1] // groups
 
 
+def _scaled(keys: Tensor, groups: int, scales: _Scales, kind: torch.dtype) -> bool:
+    """Whether keys, and values like them, are of the dtype of query, or have the scales that int8 needs."""
+    there = [one for one in scales if one is not None]
+    if not there:
+        return keys.dtype == kind
+    wanted = (keys.shape[0], groups)
+    alike = all(tuple(one.shape) == wanted and one.dtype == torch.float32 for one in there)
+    return len(there) == 2 and alike and keys.dtype == torch.int8 and kind.is_floating_point
+
+
 def _shape(*given: Any) -> Tensor:
     query: Tensor = given[0]
-    return query.new_empty(_size(*given[:-1]))
+    return query.new_empty(_result(given))
 
 
 def _shape_out(*given: Any, out: Tensor) -> Tensor:
-    return check_out("paged_attention", out, _size(*given[:-1]), given[0].dtype)
+    return check_out("paged_attention", out, _result(given), given[0].dtype)
+
+
+def _result(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    query, keys, values, table, mask, lengths, _, *scales = given
+    return _size(query, keys, values, table, mask, lengths, (scales[0], scales[1]) if scales else _NONE)
 
 
 _library.define(f"paged_attention{_SCHEMA}) -> Tensor")
