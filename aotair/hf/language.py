@@ -75,6 +75,11 @@ class Decoder(nn.Module):
         """Whether a layer keeps states, in which no token can be masked later."""
         return bool(self._kept.states)
 
+    @property
+    def attends(self) -> bool:
+        """Whether a layer keeps keys and values."""
+        return bool(self._kept.attention)
+
     def rows(self) -> list[Tensor]:
         """The buffers of the cache."""
         return [self.get_buffer(name) for name in self._kept.names()]

@@ -17,6 +17,7 @@ from .agree import refuse_disagreement
 from .language import Decoder, LanguageModel, PagedLanguageModel
 from .prompts import shortened
 from .source import Source, load
+from .walk import DECODED
 
 NAME = "text-generation"
 # cache: `static`, a row of `length` tokens for each of `slots` sequences; or `paged`, `blocks` of `block` tokens, any
@@ -168,11 +169,12 @@ def _sizes(source: Source, options: Mapping[str, Any], where: str) -> _Sizes:
     limits |= {"block": (options["block"], length)} if paged else {}
     limits |= {"blocks": (blocks, 1 << 24)} if paged and blocks is not None else {}
     for name, (value, most) in limits.items():
-        if type(value) is not int or not 1 <= value <= most:
+        least = DECODED + 1 if name == "length" else 1  # so much is tried before a build
+        if type(value) is not int or not least <= value <= most:
             raise ModelError(
                 f"model.kwargs.{name}: not possible",
                 where=where,
-                expected=f"a number from 1 to {most}",
+                expected=f"a number from {least} to {most}",
                 got=repr(value),
             )
     if not paged:

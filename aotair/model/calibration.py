@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from aotair_runtime.format.torch_names import dtype
+
 from ..errors import ModelError, RecipeError
 from ..recipe.entry import EntryJob
 from ..recipe.imports import import_callable
@@ -89,7 +91,15 @@ def _read(name: str, entry: EntryJob) -> Iterator[Inputs]:
 def _called(name: str, entry: EntryJob, job: Job) -> Iterator[Inputs]:
     function = import_callable(name, job.folder, job.where, "quantize.calibration")
     found = function()
-    for number, inputs in enumerate(found if hasattr(found, "__iter__") else ()):
+    calls = list(found) if hasattr(found, "__iter__") else []
+    if not calls:
+        raise RecipeError(
+            f"quantize.calibration: {name} gives no inputs",
+            where=job.where,
+            expected=f"dicts of {', '.join(entry.inputs)}, one at least",
+            got="none" if hasattr(found, "__iter__") else type(found).__name__,
+        )
+    for number, inputs in enumerate(calls):
         if not isinstance(inputs, dict) or set(inputs) != set(entry.inputs):
             raise RecipeError(
                 f"quantize.calibration: {name} gives other inputs than the recipe's, as number {number}",
@@ -97,7 +107,25 @@ def _called(name: str, entry: EntryJob, job: Job) -> Iterator[Inputs]:
                 expected=f"dicts of {', '.join(entry.inputs)}",
                 got=", ".join(sorted(map(str, inputs))) if isinstance(inputs, dict) else type(inputs).__name__,
             )
+        _refuse_others(inputs, f"{name} gives as number {number}", entry, job)
         yield inputs
+
+
+def _refuse_others(inputs: Mapping[str, object], what: str, entry: EntryJob, job: Job) -> None:
+    """Raises RecipeError where a value is no tensor of its input's dtype and rank."""
+    for name, value in inputs.items():
+        item = entry.inputs[name]
+        if item.host:
+            continue
+        if isinstance(value, Tensor) and value.dtype == dtype(item.dtype) and value.dim() == len(item.shape):
+            continue
+        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise RecipeError(
+            f"quantize.calibration: {what} another {name} than the recipe's",
+            where=job.where,
+            expected=f"a tensor of {item.dtype} with {len(item.shape)} dimensions",
+            got=got,
+        )
 
 
 @contextlib.contextmanager

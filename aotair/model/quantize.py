@@ -44,7 +44,13 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     caches = 0 if cache is None else cache.quantize_cache()
     moved = _distance(before, _answers(model, cache, calibration)[0])
     counts = part.linear, len(linears), part.experts, len(experts), part.kv_cache, caches
-    return Quantised(*counts, calibration.source, worst_first({**errors.relative(), **rows}), *moved)
+    return Quantised(*counts, _source(calibration, cache), worst_first({**errors.relative(), **rows}), *moved)
+
+
+def _source(calibration: Calibration, cache: KeepsCache | None) -> str:
+    """Where the inputs are from over which errors are measured, for people."""
+    by_random = cache is not None and not texts_of(calibration)
+    return f"{calibration.source} (of the cache: random tokens)" if by_random else calibration.source
 
 
 def _answers(

@@ -10,10 +10,16 @@ from ..errors import ModelError
 from ..recipe.job import Job
 from .calibration import Calibration
 
+_SHORTEST = 8  # tokens
+
 
 @runtime_checkable
 class KeepsCache(Protocol):
     """A model of keys and values that it can keep otherwise: those of `model.pretrained`."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether any layer keeps keys and values."""
 
     def quantize_cache(self) -> int:
         """Keep them in int8 from now on; gives of how many layers."""
@@ -34,15 +40,23 @@ def cache_to_quantize(model: nn.Module, job: Job) -> KeepsCache | None:
             got=type(model).__name__,
             fix="remove quantize.kv_cache; a factory's model says itself what its buffers are",
         )
+    if not model.attends:
+        raise ModelError(
+            "quantize.kv_cache: no layer of the model keeps keys and values",
+            where=job.where,
+            expected="a decoder with attention; recurrent and convolutional states stay as they are",
+            fix="remove quantize.kv_cache",
+        )
     return model
 
 
 def texts_of(calibration: Calibration) -> list[Tensor]:
-    """The tokens of the prompts among the calls of a calibration, each (tokens,)."""
+    """The tokens of the prompts among the calls of a calibration, each (tokens,), that are long enough to be a prompt
+    and tokens after it."""
     found = []
     for _, calls in calibration.calls:
         for call in calls:
             ids, mask = call.get("input_ids"), call.get("attention_mask")
             if ids is not None and mask is not None and ids.shape == mask.shape:
                 found += [row[seen > 0] for row, seen in zip(ids, mask, strict=True)]
-    return found
+    return [text for text in found if len(text) >= _SHORTEST]

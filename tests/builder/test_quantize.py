@@ -229,6 +229,22 @@ def wrong_calls():
     return [{"y": torch.ones(4, 8)}]
 
 
+def no_calls():
+    return []
+
+
+def whole_calls():
+    return [{"input": torch.ones(4, 8, dtype=torch.int64)}]
+
+
+def listed_calls():
+    return [{"input": [[1.0] * 8] * 4}]
+
+
+def flat_calls():
+    return [{"input": torch.ones(8)}]
+
+
 def test_static_scales_are_the_largest_over_127(tmp_path):
     largest = max(one["input"].abs().max().item() for one in calls())
     file = tmp_path / "calls.safetensors"
@@ -255,6 +271,10 @@ def test_a_layer_that_no_call_reaches_has_no_static_scale():
         ("nowhere.safetensors", RecipeError, "quantize.calibration: not readable"),
         ("nowhere:calls", ModelError, "quantize.calibration: cannot import"),
         (f"{__file__}:wrong_calls", RecipeError, "(?s)gives other inputs than the recipe's, as number 0.*got: y"),
+        (f"{__file__}:no_calls", RecipeError, "(?s)no_calls gives no inputs.*got: none"),
+        (f"{__file__}:whole_calls", RecipeError, r"(?s)number 0 another input than the recipe's.*got: torch.int64 \[4"),
+        (f"{__file__}:listed_calls", RecipeError, "(?s)number 0 another input than the recipe's.*got: list"),
+        (f"{__file__}:flat_calls", RecipeError, "(?s)number 0 another input than the recipe's.*2 dimensions"),
     ],
 )
 def test_calibrations_that_are_none(calibration, error, said):

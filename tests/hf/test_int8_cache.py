@@ -103,6 +103,7 @@ def test_a_cache_of_a_third_answers_as_a_rounded_one_of_transformers(kwargs: dic
     assert made is not None and made.kinds() == [("layers' keys and values in int8", 4)]
     assert set(made.layers) == {f"{name}{layer}" for name in ("keys", "values") for layer in range(4)}
     assert all(0.001 < moved < 0.01 for moved in made.layers.values()) and 0 < made.relative_error < 0.02
+    assert made.source.startswith("random inputs")
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "lfm2"])
@@ -146,6 +147,12 @@ def test_a_model_without_a_cache_of_ours_is_refused(tmp_path: Path):
             out=tmp_path / "x.aotair",
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_attention_has_nothing_to_round(tmp_path: Path):
+    checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(DECODERS["mamba"]()), tokenizer=False)
+    with pytest.raises(ModelError, match="no layer of the model keeps keys and values"):
+        aotair.build(recipe(tmp_path / "w", STATIC), tmp_path / "x.aotair")
 
 
 def test_another_dtype_is_no_choice(tmp_path: Path):

@@ -164,6 +164,7 @@ def test_a_paged_cache_serves_sequences_from_any_blocks(checkpoint: Path, tmp_pa
         ({"pretrained": "@", "kwargs": {"cache": "lru"}}, "model.kwargs.cache: not possible"),
         ({"pretrained": "@", "kwargs": {"cache": "paged", "block": 7}}, "model.kwargs.block: not possible"),
         ({"pretrained": "@", "kwargs": {"cache": "paged", "blocks": 3}}, "model.kwargs.blocks: not possible"),
+        ({"pretrained": "@", "kwargs": {"length": 4}}, "(?s)model.kwargs.length: not possible.*from 5 to"),
         ({"pretrained": "@", "kwargs": {"length": True}}, "model.kwargs.length: not possible"),
     ],
 )

@@ -142,6 +142,15 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("place, kind", [(0, torch.int8), (3, torch.bool), (3, torch.complex64), (5, torch.complex64)])
+def test_dtypes_that_no_call_has(place: int, kind: torch.dtype):
+    given = list(arguments())
+    for number in (0, 1, 2) if place == 0 else (place,):
+        given[number] = given[number].to(kind)
+    with pytest.raises(ValueError, match="paged_attention takes"):
+        OP(*given)
+
+
 @pytest.mark.parametrize("place, name", [*enumerate(WRONG)])
 def test_arguments_that_do_not_fit_each_other(place: int, name: str):
     given = list(arguments())

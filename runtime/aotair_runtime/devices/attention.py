@@ -18,7 +18,6 @@ _SCHEMA = (
     "Tensor? key_scales=None, Tensor? value_scales=None"
 )
 _Scales = tuple[Tensor | None, Tensor | None]
-_NONE: _Scales = (None, None)
 _library = torch.library.Library("air", "FRAGMENT")
 
 
@@ -129,7 +128,8 @@ def _size(
         fits = fits and tuple(mask.shape[1:3]) == (1, tokens) and mask.dtype == torch.bool
         fits = fits and mask.shape[3] > 0 and mask.shape[3] % table.shape[1] == 0
         fits = fits and keys.shape[0] % (mask.shape[3] // table.shape[1]) == 0
-        fits = fits and not any(one.is_floating_point() for one in (table, lengths))
+        fits = fits and not any(one.is_floating_point() or one.is_complex() for one in (table, lengths))
+        fits = fits and table.dtype != torch.bool and query.is_floating_point()
     if not fits:
         given = ", ".join(f"{one.dtype} {list(one.shape)}" for one in (query, keys, values, table, mask, lengths))
         raise ValueError(
@@ -147,7 +147,7 @@ def _scaled(keys: Tensor, groups: int, scales: _Scales, kind: torch.dtype) -> bo
         return keys.dtype == kind
     wanted = (keys.shape[0], groups)
     alike = all(tuple(one.shape) == wanted and one.dtype == torch.float32 for one in there)
-    return len(there) == 2 and alike and keys.dtype == torch.int8 and kind.is_floating_point
+    return len(there) == 2 and alike and keys.dtype == torch.int8
 
 
 def _shape(*given: Any) -> Tensor:
@@ -161,7 +161,8 @@ def _shape_out(*given: Any, out: Tensor) -> Tensor:
 
 def _result(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
     query, keys, values, table, mask, lengths, _, *scales = given
-    return _size(query, keys, values, table, mask, lengths, (scales[0], scales[1]) if scales else _NONE)
+    key_scales, value_scales = (*scales, None, None)[:2]
+    return _size(query, keys, values, table, mask, lengths, (key_scales, value_scales))
 
 
 _library.define(f"paged_attention{_SCHEMA}) -> Tensor")
