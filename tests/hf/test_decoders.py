@@ -130,7 +130,7 @@ def test_the_check_before_a_build_sees_a_fault(fault: str, monkeypatch: pytest.M
             "aotair.hf.caches.Call.positions", property(lambda call: torch.ones_like(call.real, dtype=torch.int64))
         )
     elif fault == "heads":
-        monkeypatch.setattr("aotair.hf.caches.AttentionLayer._one", _heads_swapped)
+        monkeypatch.setattr("aotair.hf.caches.AttentionLayer._plain", _heads_swapped)
     else:
         monkeypatch.setattr("aotair.hf.caches._StateLayer.store", lambda layer: None)
     with pytest.raises(UnsupportedError, match="computes something else over rows of a cache"):
