@@ -17,7 +17,6 @@ _SCHEMA = (
     "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor mask, Tensor lengths, float scale, "
     "Tensor? key_scales=None, Tensor? value_scales=None"
 )
-_Scales = tuple[Tensor | None, Tensor | None]
 _library = torch.library.Library("air", "FRAGMENT")
 
 
@@ -41,27 +40,17 @@ def paged_attention(
     `lengths` (batch,) on. Returns (batch, heads, tokens, width of values). Raises ValueError where the arguments do not
     fit each other, IndexError where a block does not exist.
     """
-    given = (query, keys, values, table, mask, lengths)
-    out = query.new_empty(_size(*given, (key_scales, value_scales)))
-    return _into(out, *given, scale, key_scales, value_scales)
+    given = (query, keys, values, table, mask, lengths, scale, key_scales, value_scales)
+    return _into(query.new_empty(_size(given)), given)
 
 
 def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
     """The same into `out`, which has its shape and dtype."""
-    return _into(_shape_out(*given, out=out), *given)
+    return _into(_shape_out(*given, out=out), given)
 
 
-def _into(
-    out: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    scale: float,
-    *scales: Tensor | None,
-) -> Tensor:
+def _into(out: Tensor, given: Sequence[Any]) -> Tensor:
+    query, keys, values, table, mask, lengths, scale, *scales = given
     heads, tokens, width = query.shape[1:]
     groups = keys.shape[1] // width
     share = heads // groups
@@ -107,16 +96,9 @@ def _rows(cache: Tensor, blocks: list[int], block: int) -> Tensor:
     return kept.flatten(0, 1)
 
 
-def _size(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    scales: _Scales,
-) -> tuple[int, int, int, int]:
+def _size(given: Sequence[Any]) -> tuple[int, int, int, int]:
     """The shape of the result; raises ValueError where the arguments do not fit each other."""
+    query, keys, values, table, mask, lengths, _, *scales = given
     fits = (query.dim(), keys.dim(), values.dim(), table.dim(), mask.dim(), lengths.dim()) == (4, 2, 2, 2, 4, 1)
     if fits:
         batch, heads, tokens, width = query.shape
@@ -131,16 +113,16 @@ def _size(
         fits = fits and not any(one.is_floating_point() or one.is_complex() for one in (table, lengths))
         fits = fits and table.dtype != torch.bool and query.is_floating_point()
     if not fits:
-        given = ", ".join(f"{one.dtype} {list(one.shape)}" for one in (query, keys, values, table, mask, lengths))
+        came = ", ".join(f"{one.dtype} {list(one.shape)}" for one in given if isinstance(one, Tensor))
         raise ValueError(
             "paged_attention takes a query (batch, heads, tokens, width), keys and values (rows, groups * width), a "
-            f"table (batch, columns), a mask (batch, 1, tokens, columns * block) and lengths (batch,): {given}; and "
-            "scales (rows, groups) of float32 for keys and values of int8"
+            "table (batch, columns), a mask (batch, 1, tokens, columns * block) and lengths (batch,), and for keys and "
+            f"values of int8 scales (rows, groups) of float32: {came}"
         )
     return batch, heads, tokens, values.shape[1] // groups
 
 
-def _scaled(keys: Tensor, groups: int, scales: _Scales, kind: torch.dtype) -> bool:
+def _scaled(keys: Tensor, groups: int, scales: Sequence[Tensor | None], kind: torch.dtype) -> bool:
     """Whether keys, and values like them, are of the dtype of query, or have the scales that int8 needs."""
     there = [one for one in scales if one is not None]
     if not there:
@@ -152,17 +134,11 @@ def _scaled(keys: Tensor, groups: int, scales: _Scales, kind: torch.dtype) -> bo
 
 def _shape(*given: Any) -> Tensor:
     query: Tensor = given[0]
-    return query.new_empty(_result(given))
+    return query.new_empty(_size(given))
 
 
 def _shape_out(*given: Any, out: Tensor) -> Tensor:
-    return check_out("paged_attention", out, _result(given), given[0].dtype)
-
-
-def _result(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    query, keys, values, table, mask, lengths, _, *scales = given
-    key_scales, value_scales = (*scales, None, None)[:2]
-    return _size(query, keys, values, table, mask, lengths, (key_scales, value_scales))
+    return check_out("paged_attention", out, _size(given), given[0].dtype)
 
 
 _library.define(f"paged_attention{_SCHEMA}) -> Tensor")
