@@ -68,15 +68,15 @@ def kernel_calls(
 ) -> tuple[KernelCall, ...]:
     """The calls that the kernel of `op` makes on these fake arguments, writes into its own memory included. Raises
     NoBody."""
-    seen = _Calls()
-    for kernel in _kernel(op):
-        try:
-            with mode, torch.no_grad(), quiet_torch(), seen:
-                kernel(*args, **kwargs)
-        except Exception as error:
-            raise NoBody(_reason(error)) from error
-        return tuple(seen.calls)
-    raise NoBody("it has none")
+    kernel, seen = next(_kernel(op), None), _Calls()
+    if kernel is None:
+        raise NoBody("it has none")
+    try:
+        with mode, torch.no_grad(), quiet_torch(), seen:
+            kernel(*args, **kwargs)
+    except Exception as error:  # a kernel raises what it likes where it looks into a tensor that has no numbers
+        raise NoBody(_reason(error)) from error
+    return tuple(seen.calls)
 
 
 class _Calls(TorchDispatchMode):
@@ -84,7 +84,7 @@ class _Calls(TorchDispatchMode):
     tensor: it becomes one again."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.calls: list[KernelCall] = []
 
     def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
