@@ -48,7 +48,8 @@ def in_place(call: Call) -> Reading:
 
 def over_blocks(call: Call, lengths: Sequence[int]) -> Reading:
     """`npu_fused_infer_attention_score`, for calls of one token for each sequence; `lengths` are how many tokens each
-    has with this one, on the host. What only a mask says (a sliding window) is said by one."""
+    has with this one, on the host. What only a mask says (a sliding window) is said by one. It reads no whole
+    numbers."""
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, groups: int, scale: float, **more: Any) -> Tensor:
         result: Tensor = torch.ops.npu.npu_fused_infer_attention_score(
@@ -69,13 +70,14 @@ def over_blocks(call: Call, lengths: Sequence[int]) -> Reading:
     def heads(query: Tensor, key: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor | None:
         groups, width = key.shape[1], key.shape[3]
         keys, values = layer.buffers
-        if query.shape[2] != 1 or mask.shape[1] != 1 or values.shape[1] != groups * width:
+        if layer.scales or query.shape[2] != 1 or mask.shape[1] != 1 or values.shape[1] != groups * width:
             return None
         return attend(query, keys, values, groups, scale, atten_mask=~mask if layer.is_sliding else None)
 
     def latents(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:
         rows, ropes = layer.buffers
-        if query.shape[2] != 1 or layer.is_sliding or (rows.shape[1], ropes.shape[1]) != _LATENT_ON_NPU:
+        fits = (rows.shape[1], ropes.shape[1]) == _LATENT_ON_NPU
+        if layer.scales or not fits or query.shape[2] != 1 or layer.is_sliding:
             return attend_gathered(query, rope, mask, layer, scale)
         turned = ropes.view(-1, call.block, ropes.shape[1])
         return attend(query.contiguous(), rows, rows, 1, scale, query_rope=rope.contiguous(), key_rope=turned)
