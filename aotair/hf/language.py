@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from aotair_runtime.format.schema import Shard
 
 from ..errors import UnsupportedError
+from ..model.moved import Moved
 from ..parallel.split import Part
 from . import int8_rows
 from .attention import Reading, gathered, in_place, over_blocks, reading
 from .caches import Call, Rows, cache_argument, in_int8, keep
 from .masks import masks_by_sequence
 from .settle import settle
-from .walk import DECODED, through_the_cache
+from .walk import through_the_cache
 
 _TRIED = 64  # random tokens
 
@@ -91,16 +92,16 @@ class Decoder(nn.Module):
         return len(self._kept.attention)
 
     def tried(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, float]]:
-        """The logits of the last tokens of each text (tokens,), (1, tokens, vocabulary), or of random tokens where no
-        text is long enough; and for each buffer of keys or values how far int8 moves what these leave in it, the norm
-        of the differences over the norm."""
-        fitting = [text[: self.length] for text in texts if len(text) > DECODED] or [self._random()]
-        logits, moved = [], {name: int8_rows.Moves() for name in self._kept.heads}
-        for text in fitting:
-            logits.append(through_the_cache(self, [text]))
-            for name, heads in self._kept.heads.items() if not self._kept.int8 else ():
+        """The logits of the last tokens of each text, (1, tokens, vocabulary), or of random tokens where there is none;
+        and for each buffer of keys or values that is not rounded yet, how far int8 moves what these leave in it, the
+        norm of the differences over the norm. A text (tokens,) is one that `through_the_cache` takes."""
+        logits, moved = [], {} if self._kept.int8 else {name: Moved() for name in self._kept.heads}
+        for text in texts or [self._random()]:
+            logits.append(through_the_cache(self, [text[: self.length]]))
+            for name, one in moved.items():
                 rows = self.get_buffer(name)
-                moved[name].see(rows[rows.any(1)].unflatten(1, (heads, -1)))
+                written = rows[rows.any(1)].unflatten(1, (self._kept.heads[name], -1))
+                one.see(written, int8_rows.widened(*int8_rows.rounded(written), torch.float64))
             self.clear()
         return logits, {name: one.relative for name, one in moved.items()}
 

@@ -13,6 +13,7 @@ from ..errors import ModelError, RecipeError
 from ..recipe.entry import EntryJob
 from ..recipe.imports import import_callable
 from ..recipe.job import Job
+from .moved import Moved
 from .reference import Original
 from .samples import random_inputs, read_samples
 
@@ -168,17 +169,14 @@ class Errors:
     """How far each layer's answers move: the norm of all differences over the norm of all answers."""
 
     forms: Mapping[str, nn.Module]
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    moved: dict[str, Moved] = field(default_factory=dict)
 
     def __call__(self, name: str, given: Given, answer: Tensor) -> None:
-        wide = answer.double()
-        away, whole = self.sums.get(name, (0.0, 0.0))
-        away += (self.forms[name](*given.args, **given.kwargs).double() - wide).square().sum().item()
-        self.sums[name] = (away, whole + wide.square().sum().item())
+        self.moved.setdefault(name, Moved()).see(answer, self.forms[name](*given.args, **given.kwargs))
 
     def relative(self) -> dict[str, float]:
         """By name."""
-        return {name: (away / max(whole, 1e-60)) ** 0.5 for name, (away, whole) in self.sums.items()}
+        return {name: one.relative for name, one in self.moved.items()}
 
 
 def worst_first(errors: Mapping[str, float]) -> dict[str, float]:

@@ -30,39 +30,35 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     (linear_names, linears), (expert_names, experts) = linears_to_quantize(model, job), experts_to_quantize(model, job)
     cache = cache_to_quantize(model, job)
     calibration = calibration_of(job)
+    texts = texts_of(calibration)
     largest = _largest(model, linears, calibration, job)
     forms = {name: quantized(linear, part, job.target, largest.get(name)) for name, linear in linears.items()}
     if part.experts is not None:
         forms |= {name: quantized_experts(one, part.experts, job.target) for name, one in experts.items()}
     errors = Errors(forms)
     with torch.no_grad(), watched({**linears, **experts}, errors):
-        before, rows = _answers(model, cache, calibration)
+        before, rows = _answers(model, calibration, cache, texts)
     for first, names in (linear_names | expert_names).items():
         for name in names:
             model.set_submodule(name, forms[first])
     model.eval().requires_grad_(False)
     caches = 0 if cache is None else cache.quantize_cache()
-    moved = _distance(before, _answers(model, cache, calibration)[0])
+    moved = _distance(before, _answers(model, calibration, cache, texts)[0])
     counts = part.linear, len(linears), part.experts, len(experts), part.kv_cache, caches
-    return Quantised(*counts, _source(calibration, cache), worst_first({**errors.relative(), **rows}), *moved)
-
-
-def _source(calibration: Calibration, cache: KeepsCache | None) -> str:
-    """Where the inputs are from over which errors are measured, for people."""
-    by_random = cache is not None and not texts_of(calibration)
-    return f"{calibration.source} (of the cache: random tokens)" if by_random else calibration.source
+    source = f"{calibration.source} (of the cache: random tokens)" if cache and not texts else calibration.source
+    return Quantised(*counts, source, worst_first({**errors.relative(), **rows}), *moved)
 
 
 def _answers(
-    model: nn.Module, cache: KeepsCache | None, calibration: Calibration
+    model: nn.Module, calibration: Calibration, cache: KeepsCache | None, texts: Sequence[Tensor]
 ) -> tuple[list[Tensor], Mapping[str, float]]:
-    """What the model answers to a calibration, through its cache too where that is quantised; and how far each buffer
-    of this would move."""
+    """What the model answers to a calibration, and to its texts through the cache where that is quantised; and how far
+    each buffer of this would move."""
     answers = calibration.answers(model)
     if cache is None:
         return answers, {}
     with torch.no_grad():
-        logits, rows = cache.tried(texts_of(calibration))
+        logits, rows = cache.tried(texts)
     return answers + [one.double() for one in logits], rows
 
 

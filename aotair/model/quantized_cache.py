@@ -25,7 +25,8 @@ class KeepsCache(Protocol):
         """Keep them in int8 from now on; gives of how many layers."""
 
     def tried(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, float]]:
-        """The logits of texts (tokens,) through the cache, and by buffer how far int8 moves what they leave there."""
+        """The logits of texts (tokens,) through the cache, or of random tokens where there is none; and by buffer how
+        far int8 moves what they leave there."""
 
 
 def cache_to_quantize(model: nn.Module, job: Job) -> KeepsCache | None:
