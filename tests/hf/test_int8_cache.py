@@ -15,6 +15,9 @@ from aotair.builder import build_with_summary
 from aotair.errors import ModelError, RecipeError
 from aotair.hf import int8_rows
 from aotair.hf.caches import cache_argument
+from aotair.hf.language import PagedLanguageModel
+from aotair.model.calibration import Calibration
+from aotair.model.quantized_cache import texts_of
 from aotair.summary import Listener, Summary
 from aotair_runtime.artifact.open import read_program
 from benchmarks.decoder_models import DECODERS
@@ -116,9 +119,10 @@ def test_latents_and_layers_with_states(name: str, tmp_path: Path):
         asked["entry_points"]["verify"] = {"buckets": {"batch": [1], "seq": [4]}}
     made = build_with_summary(asked, folder / "x.aotair", Listener()).quantised
     assert made is not None and made.caches and made.relative_error < 0.03
-    kinds = {one.name: one.dtype for one in read_program(folder / "x.aotair").constants}
-    kept = [kind for constant, kind in kinds.items() if constant.startswith("keys") and "scales" not in constant]
-    assert set(kept) <= {"int8"}
+    with aotair.load(folder / "x.aotair") as served:
+        kept = {n: t.dtype for n, t in served.state.items() if n.startswith(("keys", "values"))}
+    assert len(kept) == 4 * made.caches
+    assert {kind for name, kind in kept.items() if not name.endswith("scales")} == {torch.int8}
 
 
 @pytest.mark.parametrize("kwargs", [STATIC, {**PAGED, "slots": 4}], ids=["static", "paged"])
@@ -129,6 +133,25 @@ def test_npus_gather_and_widen_what_lies_in_blocks(kwargs: dict[str, Any], tmp_p
     assert "npu::npu_fused_infer_attention_score" in {op.name.partition(".")[0] for op in program.ops}
     with aotair.load(tmp_path / "x.aotair", device="cpu") as served:
         assert {served.state["keys0"].dtype, served.state["values3"].dtype} == {torch.int8}
+
+
+def test_lengths_of_the_host_are_no_reason_to_read_numbers_without_their_scales():
+    made = PagedLanguageModel(checkpoints.seeded(checkpoints.llama()).eval(), 8, 16, 64).eval()
+    made.quantize_cache()
+    ids, table = torch.arange(1, 9)[None], torch.tensor([[3, 1, 8, 8]])
+    with torch.no_grad():
+        made.prefill(ids, torch.ones_like(ids), table)
+        plain = made.decode(ids[:, 0], torch.tensor([8]), table)
+        assert torch.equal(made.decode(ids[:, 0], torch.tensor([8]), table, [9]), plain) and plain.isfinite().all()
+
+
+def test_texts_are_prompts_that_are_long_enough():
+    ids, mask = torch.arange(24).view(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[1, 7:] = 0
+    entry: Any = None
+    calls = ({"input_ids": ids, "attention_mask": mask}, {"input_ids": ids[:, 0], "positions": ids[:, 0]})
+    (text,) = texts_of(Calibration(((entry, calls),), "here"))
+    assert torch.equal(text, ids[0])
 
 
 def test_ranks_share_out_numbers_and_scales(tmp_path: Path):
