@@ -183,7 +183,7 @@ def _planned(
 ) -> _Planned:
     module, where = _bucket_graph(exported, job, one, sizes, observer, stop_after)
     kernels = select(module.graph, job.target)
-    lives = lifetimes(module.graph, _spaces(exported, one), kernels)
+    lives = lifetimes(module.graph, _spaces(exported, module.graph, one), kernels)
     effort = job.config.experimental_config.plan_effort
     return _Planned(
         exported, sizes, where, module.graph, kernels, lives, plan_arena(lives.intervals, ALIGNMENT, effort)
@@ -258,15 +258,16 @@ def _emitted(
         if id(exported) not in known:  # each name takes a digest of its tensor
             states = {placeholder: constant.name for placeholder, constant in exported.states.items()}
             known[id(exported)] = stored.names(exported) | states
-        names = known[id(exported)]
+        names = known[id(exported)] | stored.made_by(item.graph, exported)
         inputs = list(exported.inputs.values())
         hosts = [placeholder for name, placeholder in exported.inputs.items() if one.inputs[name].host]
         found.append(emit(item.graph, item.lives, plan, tables, names, inputs, item.sizes, item.kernels, hosts))
     return tuple(found)
 
 
-def _spaces(exported: Exported, job: EntryJob) -> dict[str, Space]:
-    derived = (placeholder.name for placeholder, _, _ in derivations(exported.module.graph))
+def _spaces(exported: Exported, bucket: torch.fx.Graph, job: EntryJob) -> dict[str, Space]:
+    graphs = (exported.module.graph, bucket)
+    derived = (placeholder.name for graph in graphs for placeholder, _, _ in derivations(graph))
     spaces = dict.fromkeys((*exported.constants, *derived), Space.CONSTANT)
     spaces |= dict.fromkeys(exported.states, Space.STATE)
     for name, placeholder in exported.inputs.items():

@@ -38,7 +38,13 @@ class StoredConstants:
     def names(self, exported: Exported) -> dict[str, str]:
         """By placeholder, the names of the constants that a graph reads."""
         found = {p: self.name_of(c.name, c.tensor) for p, c in exported.read_constants().items()}
-        for placeholder, derivation, result in derivations(exported.module.graph):
+        return found | self.made_by(exported.module.graph, exported)
+
+    def made_by(self, graph: torch.fx.Graph, exported: Exported) -> dict[str, str]:
+        """By placeholder, the names of those that are made of the constants of `exported`: its graph's, or a
+        bucket's."""
+        found = {}
+        for placeholder, derivation, result in derivations(graph):
             reads = {node.name: exported.constants[node.name] for node in derivation.graph.find_nodes(op="placeholder")}
             known = {p: self.name_of(c.name, c.tensor) for p, c in reads.items()}
             found[placeholder.name] = self._derivations.names_of(derivation, known)[result]

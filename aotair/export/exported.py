@@ -8,7 +8,7 @@ from torch.fx.node import Node
 
 from aotair_runtime.format.schema import Expr, Scalar, Tree
 
-from ..graph.derived import mark_constant
+from ..graph.derived import mark_constant, mark_fixed
 from ..model.tied_names import Names
 
 
@@ -56,7 +56,8 @@ class Exported:
         """Tell passes which placeholders stand for constants."""
         for node in self.module.graph.find_nodes(op="placeholder"):
             if node.name in self.constants:
-                mark_constant(node)
+                kind = self.names.kind(self.constants[node.name].name)
+                (mark_fixed if kind == "fixed" else mark_constant)(node)
 
     def read_constants(self) -> dict[str, NamedTensor]:
         """Those of the constants that the graph reads."""

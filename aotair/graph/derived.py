@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
-_CONSTANT, _DERIVED = "constant", "derived"
+_CONSTANT, _DERIVED, _FIXED = "constant", "derived", "fixed"
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,17 @@ def mark_constant(placeholder: Node) -> None:
 def is_constant(node: Node) -> bool:
     """Whether a node is a placeholder that stands for a constant, derived ones included."""
     return node.op == "placeholder" and bool(node.meta.get(_CONSTANT))
+
+
+def mark_fixed(placeholder: Node) -> None:
+    """The constant is a tensor of the model that no checkpoint has, and no state."""
+    mark_constant(placeholder)
+    placeholder.meta[_FIXED] = True
+
+
+def is_fixed(node: Node) -> bool:
+    """Whether a node is a placeholder that stands for such a constant, which is not made of others."""
+    return is_constant(node) and _DERIVED not in node.meta and bool(node.meta.get(_FIXED))
 
 
 def mark_derived(placeholder: Node, derivation: Derivation, result: int) -> None:

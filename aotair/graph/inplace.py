@@ -28,6 +28,17 @@ def inplace_overload(op: object) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) and _writes_first(found, op) else None
 
 
+@functools.cache
+def plain_overload(op: object) -> torch._ops.OpOverload | None:
+    """The overload whose result is a tensor of its own: `add.Tensor` for `add_.Tensor`."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.name.endswith("_"):
+        return None
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    found = getattr(packet, op._overloadname, None) if packet is not None else None
+    return found if inplace_overload(found) is op else None
+
+
 def _writes_first(found: torch._ops.OpOverload, op: torch._ops.OpOverload) -> bool:
     mine, theirs = found._schema, op._schema
     if [(a.name, str(a.type)) for a in mine.arguments] != [(a.name, str(a.type)) for a in theirs.arguments]:

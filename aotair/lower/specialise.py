@@ -10,7 +10,7 @@ from torch.utils import _pytree
 from aotair_runtime.confine.op_table import NAMESPACES
 
 from ..errors import UnsupportedError
-from ..graph.derived import is_constant, mark_constant
+from ..graph.derived import is_constant, is_fixed, mark_constant, mark_fixed
 from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.origin import SPECIALISE, copied, made_by
@@ -65,7 +65,7 @@ def _placeholder(build: GraphBuilder, node: Node, shapes: Mapping[str, tuple[int
         made = build.placeholder(node.name, shape, strides, value.dtype)
     else:
         made = build.placeholder(node.name, tuple(value.shape), value.contiguous().stride(), value.dtype)
-        mark_constant(made)
+        (mark_fixed if is_fixed(node) else mark_constant)(made)
     return made
 
 

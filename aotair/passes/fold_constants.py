@@ -5,7 +5,7 @@ the graph, since they cost nothing. What would take much more memory than what i
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 
 import torch
 from torch.fx.node import Node
@@ -20,13 +20,31 @@ from .merge_duplicates import is_pure
 _GROWTH, _ALWAYS = 2, 1 << 20  # a value may take as many times the bytes of what it follows from, and these besides
 
 
+def _most(nbytes: int) -> int:
+    """What a value may take that follows from constants of so many bytes."""
+    return _GROWTH * nbytes + _ALWAYS
+
+
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
-    graph = module.graph
-    kept: set[Node] = set()
+    if fold(module.graph, edits):
+        relay(module.graph)
+
+
+def fold(
+    graph: torch.fx.Graph,
+    edits: Edits,
+    begins: Callable[[Node], bool] = is_constant,
+    kept: Collection[Node] = (),
+    most: Callable[[int], int] = _most,
+) -> bool:
+    """Let placeholders stand for what follows from those where it `begins`, and gives whether one lies otherwise than
+    what it stands for did. Values of `kept` stay, and those that take more than the `most` bytes for what they follow
+    from."""
+    kept = set(kept)
     while True:
-        inside = constant_nodes(graph, kept)
+        inside = constant_nodes(graph, kept, begins)
         wanted = _wanted(inside)
-        large = {node: why for node in wanted if (why := why_large(node))}
+        large = {node: why for node in wanted if (why := why_large(node, most))}
         if not large:
             break
         kept |= large.keys()
@@ -39,22 +57,23 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     for node in reversed(graph.nodes):
         if node in inside and node.op == "call_function" and not node.users:
             graph.erase_node(node)
-    if relaid:
-        relay(graph)
+    return relaid
 
 
-def constant_nodes(graph: torch.fx.Graph, kept: Set[Node] = frozenset()) -> set[Node]:
-    """The placeholders of constants, and the calls that depend on them alone, without those of `kept`."""
+def constant_nodes(
+    graph: torch.fx.Graph, kept: Set[Node] = frozenset(), begins: Callable[[Node], bool] = is_constant
+) -> set[Node]:
+    """The placeholders where it `begins`, and the calls that depend on them alone, without those of `kept`."""
     written, found = written_roots(graph), set[Node]()
     for node in graph.nodes:
         if node in kept or root(node) in written:
             continue
-        if is_constant(node) or (_folds(node) and found.issuperset(node.all_input_nodes)):
+        if begins(node) or (is_folded(node) and found.issuperset(node.all_input_nodes)):
             found.add(node)
     return found
 
 
-def _folds(node: Node) -> bool:
+def is_folded(node: Node) -> bool:
     """Whether the host computes a call, always the same result of the same arguments, whose sizes are numbers."""
     if node.op != "call_function" or not is_pure(node):
         return False
@@ -82,10 +101,10 @@ def _computes(node: Node) -> bool:
     return node.op == "call_function" and bool(node.all_input_nodes)
 
 
-def why_large(node: Node) -> str:
+def why_large(node: Node, most: Callable[[int], int] = _most) -> str:
     """Why a value is no constant of its own; empty where it is."""
     takes, there = _nbytes(node), sum(map(_nbytes, _sources(node)))
-    if takes <= _GROWTH * there + _ALWAYS:
+    if takes <= most(there):
         return ""
     return f"it would take {takes:,} bytes, and what it follows from takes {there:,}"
 

@@ -17,6 +17,7 @@ from . import (
     custom,
     fold_constants,
     fold_norms,
+    fold_tables,
     fuse,
     merge_copies,
     merge_duplicates,
@@ -132,6 +133,8 @@ FINISH = (
 
 # For the graph of one bucket, where sizes are numbers.
 BUCKET_PIPELINE = (
+    # First: of what it takes out of the graph the next need know nothing.
+    Pass("fold_tables", fold_tables.run, lambda config: config.experimental_config.fold_constants),
     # Needs to know where each part of a result begins, in bytes.
     Pass("remove_cat_ops", remove_cat_ops.run, lambda config: config.debug.aclgraph.remove_cat_ops),
     # Last: it marks the calls as they are now.

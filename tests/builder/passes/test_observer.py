@@ -55,8 +55,11 @@ def test_dumps_of_several_graphs_say_which(tmp_path):
     aotair.build(made, tmp_path / "x.aotair")
     names = [file.name for file in sorted((tmp_path / "d").iterdir())]
     assert names[:2] == ["00_export_a.txt", "01_export_b.txt"]
-    assert [name.partition("_")[2] for name in names[-4:]] == [
-        f"remove_cat_ops_{entry}_n={size}.txt" for entry in "ab" for size in (1, 4)
+    assert [name.partition("_")[2] for name in names[-8:]] == [
+        f"{step}_{entry}_n={size}.txt"
+        for entry in "ab"
+        for size in (1, 4)
+        for step in ("fold_tables", "remove_cat_ops")
     ]
 
 

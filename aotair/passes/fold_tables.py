@@ -1,0 +1,88 @@
+"""What depends on sizes, and on constants that no checkpoint has, is a table of its bucket, made before any call:
+positions, rotary embeddings, masks that no input has a part in.
+
+Constants are folded again, where sizes are numbers. By then calls write over what they read; those that write over a
+part of a table make a tensor of their own again. Large tables are computed in each call: every bucket has its own.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch.fx.node import Node
+
+from ..graph.alias import root, written_by
+from ..graph.derived import derivations, is_fixed
+from ..graph.fake import fake_mode, relay
+from ..graph.inplace import plain_overload
+from ..graph.operand import operand, results_of
+from ..graph.streams import several_streams
+from ..target.target import Target
+from .edits import Edits
+from .fold_constants import fold, is_folded
+
+_MOST = 256 << 10  # bytes of a table
+
+
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
+    graph = module.graph
+    if several_streams(graph.nodes):
+        edits.skipped("the graph has several streams")
+        return
+    over = _over_tables(graph, edits.target)
+    written = {node: node.target for node in over}
+    for node, plain in over.items():
+        node.target = plain
+    before = {node for node, _, _ in derivations(graph)}
+    relaid = fold(graph, edits, is_fixed, _returned(graph), lambda nbytes: _MOST)
+    made = [node for node, _, _ in derivations(graph) if node not in before]
+    for node, target in written.items():
+        if not node._erased and root(operand(node, 0)).op != "placeholder":
+            node.target = target
+    if made and (written or relaid):
+        _lay_anew(graph, made)
+
+
+def _over_tables(graph: torch.fx.Graph, target: Target) -> dict[Node, torch._ops.OpOverload]:
+    """The calls that write over a part of a table, and as well could make a tensor of their own: each with the op that
+    does so."""
+    plain = {node: op for node in graph.nodes if (op := plain_overload(node.target)) is not None and target.takes(op)}
+    for node in _read_before(graph, plain):
+        del plain[node]
+    written = {root(item) for node in graph.nodes if node not in plain for item in written_by(node)}
+    inside, found = set[Node](), dict[Node, torch._ops.OpOverload]()
+    for node in graph.nodes:
+        if root(node) in written:
+            continue
+        if node in plain and operand(node, 0) in inside:
+            found[node] = plain[node]
+        if is_fixed(node) or ((node in plain or is_folded(node)) and inside.issuperset(node.all_input_nodes)):
+            inside.add(node)
+    return found
+
+
+def _read_before(graph: torch.fx.Graph, writers: Iterable[Node]) -> set[Node]:
+    """Those of the calls that write into a tensor for somebody who reads it by another node than the call."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    by_root: dict[Node, list[Node]] = {}
+    for node in writers:
+        by_root.setdefault(root(node), []).append(node)
+    found = set[Node]()
+    for reader in graph.nodes:
+        for item in reader.all_input_nodes:
+            writes = by_root.get(root(item), ())
+            found.update(node for node in writes if order[item] < order[node] < order[reader])
+    return found
+
+
+def _returned(graph: torch.fx.Graph) -> set[Node]:
+    """What lies in memory that callers get: they may write there."""
+    roots = {root(node) for node in results_of(graph)}
+    return {node for node in graph.nodes if root(node) in roots}
+
+
+def _lay_anew(graph: torch.fx.Graph, made: Iterable[Node]) -> None:
+    """Give these placeholders memory of their own, and look anew at which results share some."""
+    with fake_mode(graph):
+        for node in made:
+            node.meta["val"] = torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+    relay(graph)
