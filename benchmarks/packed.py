@@ -21,7 +21,7 @@ from aotair.ops.int4 import linear_int4
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.devices.int4 import Int4Weight
-from aotair_runtime.devices.onednn import OnednnWeight
+from aotair_runtime.devices.onednn import OnednnWeight, packs
 from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
@@ -29,6 +29,7 @@ from .five_shapes import SHAPES, artifact, recipe
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 LAYERS = ((384, 384), (384, 1536), (1536, 384), (576, 1536), (768, 768), (768, 3072), (2048, 2048))  # in, out
+_BARE = "oneDNN's own call"
 TOGETHER = 32 << 20  # bytes of weights that a block reads
 
 
@@ -37,8 +38,12 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each  [15]")
     parser.add_argument("--threads", type=int, default=2, help="threads of a call  [2]")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--only", choices=["load"], help="what packing adds to a load, alone")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.only == "load":
+        report(_loads(given.rebuild), given.json)
+        return
     with torch.no_grad():
         floats = _table("packed / as stored, in float32", functools.partial(_linear, torch.float32), given.blocks, 1024)
         halves = functools.partial(_linear, torch.bfloat16)
@@ -54,9 +59,15 @@ def main() -> None:
         Row("linear layers of at most 8 rows: four bits / as stored, in the mean", 1.0, four_bits, "x"),
         Row("encoder, 5 shapes: packed / as stored, in the mean", 1.0, encoder, "x"),
         Row("encoder: least cosine beside float32", 0.9998, cosine, at_least=True),
-        Row("seconds that packing adds to a load, a GB of weights", 0.25, _load(given.rebuild), "s"),
     ]
-    report(rows, given.json)
+    report(rows + _loads(given.rebuild), given.json)
+
+
+def _loads(rebuild: bool) -> list[Row]:
+    """For each dtype that this processor has packed."""
+    kinds = {torch.float32: "aten::mm.out", torch.bfloat16: "aten::linear"}
+    with torch.no_grad():
+        return [_load(kind, rebuild) for kind, op in kinds.items() if packs(op, kind)]
 
 
 def _table(what: str, calls: Callable, blocks: int, most: int) -> float:
@@ -144,11 +155,11 @@ def _encoder(kind: str, blocks: int, rebuild: bool, compiled: bool) -> tuple[flo
 
 
 class _Deep(torch.nn.Module):
-    """Half a GB of linear layers in bfloat16."""
+    """Some linear layers of 4096 by 4096."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4096, 4096, bias=False) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -156,23 +167,31 @@ class _Deep(torch.nn.Module):
         return x
 
 
-def _load(rebuild: bool) -> float:
-    """Seconds for a GB: the median of differences between loads that pack and loads that do not."""
-    out = BUILD / "half_a_gb.aotair"
+def _load(kind: torch.dtype, rebuild: bool) -> Row:
+    """What packing adds to a load of half a GB, a GB; and what oneDNN's own call takes, over the same weights."""
+    name = str(kind).removeprefix("torch.")
+    out, model = BUILD / f"half_a_gb_{name}.aotair", _Deep((1 << 29) // (kind.itemsize << 24)).to(kind)
     if rebuild or not out.exists():
         print(f"building {out} …", flush=True)
-        x = {"shape": [1, 4096], "dtype": "bfloat16"}
-        aotair.build(model=_Deep().bfloat16(), out=out, inputs={"x": x}, verify={"atol": 0.05, "rtol": 0.05})
-    found: dict[bool, list[float]] = {True: [], False: []}
+        x = {"shape": [1, 4096], "dtype": name}
+        aotair.build(model=model, out=out, inputs={"x": x}, verify={"atol": 0.05, "rtol": 0.05})
+    ways: dict[str, Callable[[], object]] = {
+        "packed": lambda: aotair.load(out).close(),
+        "as stored": lambda: aotair.load(out, pack_weights=False).close(),
+        _BARE: lambda: [OnednnWeight(layer.weight.data) for layer in model.layers],
+    }
+    found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(7):
-        for pack, seconds in found.items():
+        for way, call in ways.items():
             start = time.perf_counter()
-            with aotair.load(out, pack_weights=pack) as model:
-                seconds.append(time.perf_counter() - start)
-            nbytes = model.promise.items[0].nbytes
-    both = statistics.median(found[True]), statistics.median(found[False])
-    print(f"a load of {nbytes / 1e9:.2f} GB: {both[0]:.2f} s packed, {both[1]:.2f} s as stored\n")
-    return max(0.0, both[0] - both[1]) / (nbytes / 1e9)
+            call()
+            found[way].append(time.perf_counter() - start)
+    seconds = {way: statistics.median(times) for way, times in found.items()}
+    nbytes = sum(weight.nbytes for weight in model.parameters())
+    print(f"{nbytes / 1e9:.2f} GB in {name}: " + ", ".join(f"{way} {one:.2f} s" for way, one in seconds.items()))
+    added = max(0.0, seconds["packed"] - seconds["as stored"]) / (nbytes / 1e9)
+    peer = f"oneDNN's own call {seconds[_BARE] / (nbytes / 1e9):.2f} s"
+    return Row(f"seconds that packing adds to a load, a GB in {name}", 0.25, added, "s", peer)
 
 
 def _medians(calls: dict[str, Callable[[], object]], blocks: int) -> dict[str, float]:

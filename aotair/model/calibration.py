@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from aotair_runtime.errors import AotairError
 from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ModelError, RecipeError
@@ -45,10 +46,24 @@ class Calibration:
         for entry, inputs in self.calls:
             original = Original(model, entry)
             for one in inputs:
-                given = {name: tensor.clone() for name, tensor in one.items()}
-                found += [answer.double() for answer in original(given) if answer.dtype.is_floating_point]
+                answers = self._called(original, {name: tensor.clone() for name, tensor in one.items()}, entry)
+                found += [answer.double() for answer in answers if answer.dtype.is_floating_point]
             original.reset()
         return found
+
+    def _called(self, original: Original, inputs: Inputs, entry: EntryJob) -> list[Tensor]:
+        try:
+            return original(inputs)
+        except AotairError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"quantize.calibration: the model fails on {self.source}: {type(error).__name__}: {error}",
+                where=entry.where,
+                expected="inputs that the model takes",
+                got=", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items()),
+                fix="ids within its vocabulary, sizes within its limits",
+            ) from error
 
 
 def calibration_of(job: Job) -> Calibration:

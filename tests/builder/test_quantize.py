@@ -241,6 +241,10 @@ def listed_calls():
     return [{"input": [[1.0] * 8] * 4}]
 
 
+def narrow_calls():
+    return [{"input": torch.ones(4, 7)}]
+
+
 def flat_calls():
     return [{"input": torch.ones(8)}]
 
@@ -274,6 +278,7 @@ def test_a_layer_that_no_call_reaches_has_no_static_scale():
         (f"{__file__}:no_calls", RecipeError, "(?s)no_calls gives no inputs.*got: none"),
         (f"{__file__}:whole_calls", RecipeError, r"(?s)number 0 another input than the recipe's.*got: torch.int64 \[4"),
         (f"{__file__}:listed_calls", RecipeError, "(?s)number 0 another input than the recipe's.*got: list"),
+        (f"{__file__}:narrow_calls", ModelError, r"(?s)the model fails on 1 of .*RuntimeError.*got: input \[4, 7\]"),
         (f"{__file__}:flat_calls", RecipeError, "(?s)number 0 another input than the recipe's.*2 dimensions"),
     ],
 )

@@ -20,6 +20,7 @@ from aotair.model.calibration import Calibration
 from aotair.model.quantized_cache import texts_of
 from aotair.summary import Listener, Summary
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.text import summary
 from benchmarks.decoder_models import DECODERS
 
 STATIC: dict[str, Any] = {"slots": 4, "length": 64}
@@ -120,6 +121,7 @@ def test_latents_and_layers_with_states(name: str, tmp_path: Path):
     made = build_with_summary(asked, folder / "x.aotair", Listener()).quantised
     assert made is not None and made.caches and made.relative_error < 0.03
     with aotair.load(folder / "x.aotair") as served:
+        assert f" {2 * made.caches} int8" in summary(served.program)
         kept = {n: t.dtype for n, t in served.state.items() if n.startswith(("keys", "values"))}
     assert len(kept) == 4 * made.caches
     assert {kind for name, kind in kept.items() if not name.endswith("scales")} == {torch.int8}

@@ -1,6 +1,7 @@
 """A program as stable text, for people and for tests; and the plain tables that reports print."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..errors import in_line
@@ -47,7 +48,7 @@ def summary(program: Program) -> str:
     need = program.requirements
     lines = [
         f"{program.name}: for {need.device}, torch {need.torch_min} or newer (built with {need.torch_built})",
-        f"{len(program.constants)} constants, {len(program.state)} states, arena {program.arena:,} bytes",
+        f"{len(program.constants)} constants, {_states_text(program)}, arena {program.arena:,} bytes",
     ]
     if program.mesh:
         shared = sum(constant.shard is not None for constant in program.constants)
@@ -59,6 +60,17 @@ def summary(program: Program) -> str:
     for entry in program.entry_points:
         lines += ["", *_entry_lines(program, entry)]
     return "\n".join(map(in_line, lines))
+
+
+def _states_text(program: Program) -> str:
+    """How many states there are, of which dtypes, and what they take; ints of a byte say that a cache is quantised."""
+    states = [program.constants[item.constant] for item in program.state]
+    if not states:
+        return "0 states"
+    counts = Counter(constant.dtype for constant in states)
+    kinds = ", ".join(kind if len(counts) == 1 else f"{count} {kind}" for kind, count in sorted(counts.items()))
+    nbytes = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in states)
+    return f"{len(states)} states ({kinds}; {nbytes:,} bytes)"
 
 
 def weights_text(program: Program) -> str:
