@@ -24,7 +24,7 @@ _DIFFERS = {
     "versions": "it was built with other versions",
     "recipe": "it was built from another recipe (only name, model.weights, verify.seed, verify.level may differ)",
     "code": "the recipe's passes or fusion rules have changed since",
-    "graph": "the model exports another graph, other names, shapes or dtypes of weights, or in another order of entries",
+    "graph": "the model exports another graph, other names, shapes or dtypes of weights, or entries otherwise ordered",
 }
 
 
