@@ -427,7 +427,8 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
 def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int = 1) -> list[Exported]:
     """The graphs of each entry point."""
     found = export_entries(model, job.entries, jobs)
-    exported = unified(found, [graph.entry for graph in found])
+    # Ranks may have buffers of their own, and share one program.
+    exported = unified(found, [graph.entry for graph in found], tables=not job.mesh)
     for one, label in zip(exported, _labels(exported), strict=True):
         with observer.over(label):
             observer.stage("export", one.module)

@@ -52,12 +52,12 @@ class Exported:
         found: Node = next(node for node in self.module.graph.nodes if node.name == self.inputs[name])
         return found
 
-    def mark_constants(self) -> None:
-        """Tell passes which placeholders stand for constants."""
+    def mark_constants(self, tables: bool) -> None:
+        """Tell passes which placeholders stand for constants, and of which `tables` may be made."""
         for node in self.module.graph.find_nodes(op="placeholder"):
             if node.name in self.constants:
-                kind = self.names.kind(self.constants[node.name].name)
-                (mark_fixed if kind == "fixed" else mark_constant)(node)
+                fixed = self.names.kind(self.constants[node.name].name) == "fixed"
+                (mark_fixed if tables and fixed else mark_constant)(node)
 
     def read_constants(self) -> dict[str, NamedTensor]:
         """Those of the constants that the graph reads."""

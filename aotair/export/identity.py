@@ -13,14 +13,14 @@ from .exported import Exported, NamedTensor
 Identity = tuple[object, ...]  # what tells a tensor from others
 
 
-def unified(exported: Sequence[Exported], entries: Sequence[str]) -> list[Exported]:
+def unified(exported: Sequence[Exported], entries: Sequence[str], tables: bool = True) -> list[Exported]:
     """The same graphs, with a name of its own for each tensor, and with what one of them mutates a state in all:
-    another may only read it; what is a constant in all is marked as one. `entries` are the names of the entry points.
-    Raises UnsupportedError."""
+    another may only read it; what is a constant in all is marked as one. `entries` are the names of the entry points,
+    `tables` says whether buckets may have tables made of buffers. Raises UnsupportedError."""
     found = _share_states(_unique_names(exported, entries))
     _refuse_overlaps(found)
     for one in found:
-        one.mark_constants()
+        one.mark_constants(tables)
     return found
 
 

@@ -5,7 +5,7 @@ the graph, since they cost nothing. What would take much more memory than what i
 """
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
 from torch.fx.node import Node
@@ -20,11 +20,6 @@ from .merge_duplicates import is_pure
 _GROWTH, _ALWAYS = 2, 1 << 20  # a value may take as many times the bytes of what it follows from, and these besides
 
 
-def _most(nbytes: int) -> int:
-    """What a value may take that follows from constants of so many bytes."""
-    return _GROWTH * nbytes + _ALWAYS
-
-
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     if fold(module.graph, edits):
         relay(module.graph)
@@ -35,29 +30,53 @@ def fold(
     edits: Edits,
     begins: Callable[[Node], bool] = is_constant,
     kept: Collection[Node] = (),
-    most: Callable[[int], int] = _most,
+    why_not: Callable[[Sequence[Node]], Mapping[Node, str]] | None = None,
+    together: bool = True,
 ) -> bool:
     """Let placeholders stand for what follows from those where it `begins`, and gives whether one lies otherwise than
-    what it stands for did. Values of `kept` stay, and those that take more than the `most` bytes for what they follow
-    from."""
-    kept = set(kept)
+    what it stands for did. Values of `kept` stay, and those for which there is a reason: by default, that they take too
+    much. `together`: whether values that share something computed are made by one graph."""
+    kept, why_not = set(kept), why_not or _too_large
     while True:
         inside = constant_nodes(graph, kept, begins)
         wanted = _wanted(inside)
-        large = {node: why for node in wanted if (why := why_large(node, most))}
-        if not large:
+        apart = {node: why for node in wanted if (why := _why_none(node))}
+        apart |= why_not([node for node in wanted if node not in apart])
+        if not apart:
             break
-        kept |= large.keys()
-        for node, why in large.items():
+        kept |= apart.keys()
+        for node, why in apart.items():
             edits.declined(node, why)
-    relaid = False
-    for made in _groups(wanted):
-        if all(edits.may(node, f"made of {_names(_sources(node))} before any call") for node in made):
-            relaid |= _move(graph, made)
+    groups = _groups(wanted) if together else ([node] for node in wanted)
+    made = [group for group in groups if all(edits.may(node, _said(node)) for node in group)]
+    copies = [Derivation(_copied(graph, group)) for group in made]  # before a placeholder stands for any of them
+    relaid = [_move(graph, group, derivation) for group, derivation in zip(made, copies)]
     for node in reversed(graph.nodes):
         if node in inside and node.op == "call_function" and not node.users:
             graph.erase_node(node)
-    return relaid
+    return any(relaid)
+
+
+def _said(node: Node) -> str:
+    return f"made of {_names(_sources(node))} before any call"
+
+
+def _too_large(wanted: Sequence[Node]) -> dict[Node, str]:
+    return {node: why for node in wanted if (why := why_large(node))}
+
+
+def _why_none(node: Node) -> str:
+    """Why a value cannot lie in a placeholder of its own; empty where it can."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return "it has several results, some of which stay"
+    if not value.is_contiguous() and any(_is_strided_over(user, node) for user in node.graph.nodes):
+        return "it is read by strides that are not those of a tensor of its own"
+    return ""
+
+
+def _is_strided_over(user: Node, node: Node) -> bool:
+    return user.target is torch.ops.aten.as_strided.default and root(user) is root(node)
 
 
 def constant_nodes(
@@ -101,15 +120,16 @@ def _computes(node: Node) -> bool:
     return node.op == "call_function" and bool(node.all_input_nodes)
 
 
-def why_large(node: Node, most: Callable[[int], int] = _most) -> str:
+def why_large(node: Node) -> str:
     """Why a value is no constant of its own; empty where it is."""
-    takes, there = _nbytes(node), sum(map(_nbytes, _sources(node)))
-    if takes <= most(there):
+    takes, there = nbytes(node), sum(map(nbytes, _sources(node)))
+    if takes <= _GROWTH * there + _ALWAYS:
         return ""
     return f"it would take {takes:,} bytes, and what it follows from takes {there:,}"
 
 
-def _nbytes(node: Node) -> int:
+def nbytes(node: Node) -> int:
+    """What a value takes."""
     value: torch.Tensor = node.meta["val"]
     return int(value.numel()) * value.element_size()
 
@@ -143,9 +163,8 @@ def _groups(wanted: Sequence[Node]) -> Iterator[list[Node]]:
     return (values for _, values in groups)
 
 
-def _move(graph: torch.fx.Graph, made: Sequence[Node]) -> bool:
+def _move(graph: torch.fx.Graph, made: Sequence[Node], derivation: Derivation) -> bool:
     """Let placeholders stand for these values; gives whether one lies otherwise than its value did."""
-    derivation = Derivation(_copied(graph, made))
     first = next(node for node in graph.nodes if node.op != "placeholder")
     relaid = False
     for number, (node, result) in enumerate(zip(made, results_of(derivation.graph), strict=True)):

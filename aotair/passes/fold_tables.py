@@ -2,25 +2,28 @@
 positions, rotary embeddings, masks that no input has a part in.
 
 Constants are folded again, where sizes are numbers. By then calls write over what they read; those that write over a
-part of a table make a tensor of their own again. Large tables are computed in each call: every bucket has its own.
+part of a table make a tensor of their own again. Every bucket has tables of its own: they may take a hundredth of what
+the weights take, and a little more.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.fx.node import Node
 
 from ..graph.alias import root, written_by
-from ..graph.derived import derivations, is_fixed
+from ..graph.derived import derivations, is_constant, is_fixed
 from ..graph.fake import fake_mode, relay
 from ..graph.inplace import plain_overload
 from ..graph.operand import operand, results_of
 from ..graph.streams import several_streams
 from ..target.target import Target
 from .edits import Edits
-from .fold_constants import fold, is_folded
+from .fold_constants import fold, is_folded, nbytes
 
 _MOST = 256 << 10  # bytes of a table
+_SHARE, _ALWAYS = 100, 64 << 10  # all of a bucket take this part of what its constants take, and these bytes, at most
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -32,9 +35,10 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     written = {node: node.target for node in over}
     for node, plain in over.items():
         node.target = plain
-    before = {node for node, _, _ in derivations(graph)}
-    relaid = fold(graph, edits, is_fixed, _returned(graph), lambda nbytes: _MOST)
-    made = [node for node, _, _ in derivations(graph) if node not in before]
+    relaid = fold(
+        graph, edits, is_fixed, _returned(graph), functools.partial(_large, _allowance(graph)), together=False
+    )
+    made = [node for node, _, _ in derivations(graph)]
     for node, target in written.items():
         if not node._erased and root(operand(node, 0)).op != "placeholder":
             node.target = target
@@ -46,8 +50,8 @@ def _over_tables(graph: torch.fx.Graph, target: Target) -> dict[Node, torch._ops
     """The calls that write over a part of a table, and as well could make a tensor of their own: each with the op that
     does so."""
     plain = {node: op for node in graph.nodes if (op := plain_overload(node.target)) is not None and target.takes(op)}
-    for node in _read_before(graph, plain):
-        del plain[node]
+    for node in (*_read_before(graph, plain), *(n for n, op in plain.items() if not _gives_the_same(n, op))):
+        plain.pop(node, None)
     written = {root(item) for node in graph.nodes if node not in plain for item in written_by(node)}
     inside, found = set[Node](), dict[Node, torch._ops.OpOverload]()
     for node in graph.nodes:
@@ -57,6 +61,29 @@ def _over_tables(graph: torch.fx.Graph, target: Target) -> dict[Node, torch._ops
             found[node] = plain[node]
         if is_fixed(node) or ((node in plain or is_folded(node)) and inside.issuperset(node.all_input_nodes)):
             inside.add(node)
+    return found
+
+
+def _gives_the_same(node: Node, plain: torch._ops.OpOverload) -> bool:
+    """Whether the plain op's result is of the dtype and shape of what is written over, neither promoted nor wider."""
+    given = [item.meta["val"] for item in node.all_input_nodes]
+    return all(value.dtype == node.meta["val"].dtype for value in given) and given[0].shape == node.meta["val"].shape
+
+
+def _allowance(graph: torch.fx.Graph) -> int:
+    """What all tables of a bucket may take, in bytes."""
+    return sum(nbytes(node) for node in graph.find_nodes(op="placeholder") if is_constant(node)) // _SHARE + _ALWAYS
+
+
+def _large(allowance: int, wanted: Sequence[Node]) -> dict[Node, str]:
+    """Why tables are computed in each call: they are large, or those before them take all that there is."""
+    found, taken = dict[Node, str](), 0
+    for node in wanted:
+        taken += nbytes(node)
+        if nbytes(node) > _MOST:
+            found[node] = f"it would take {nbytes(node):,} bytes in this bucket"
+        elif taken > allowance:
+            found[node] = f"all tables of the bucket would take more than {allowance:,} bytes"
     return found
 
 

@@ -72,12 +72,18 @@ def _read_first(x, f):
     return (before, x * aten.exp_.default(table))
 
 
+def _of_another(x, f):
+    table = aten.mul.Tensor(f, 2.0)
+    return (x * table, x * aten.cos.default(table))
+
+
 @pytest.mark.parametrize(
     ("function", "count", "left"),
     [
         (_rotary, 2, ["mul.Tensor", "add_.Tensor"]),
         (_mask, 1, ["masked_fill.Scalar"]),
         (_over_a_table, 1, ["mul.Tensor", "mul_.Tensor", "select.int", "mul.Tensor"]),
+        (_of_another, 2, ["mul.Tensor", "mul.Tensor"]),
         (_read_first, 2, ["mul.Tensor", "mul.Tensor"]),
     ],
 )
@@ -118,6 +124,43 @@ def test_it_leaves(function):
 def test_what_callers_get_is_made_in_each_call():
     module = same(lambda x, f: (x, aten.cos_.default(aten.mul.Tensor(f, 2.0))), X, F)
     assert targets(module) == ["aten.cos.default"], "they may write into it"
+
+
+def test_one_of_several_results_may_stay():
+    def function(x, f):
+        values, order = aten.sort.default(aten.mul.Tensor(f, 2.0))
+        return (x * order, values)
+
+    called_for = targets(same(function, X, F))
+    assert "aten.sort.default" in called_for and called_for.count("aten.mul.Tensor") == 1
+
+
+def test_what_is_read_by_strides_of_its_own_lies_as_it_did():
+    def function(x, f):
+        table = aten.t.default(aten.mul.Tensor(aten.unsqueeze.default(f, 1), aten.arange.start_step(0, 6, 1)))
+        turned = aten.cos.default(table)
+        return (x + turned, x[:4] * aten.as_strided.default(turned, [4, 4], [1, 6]))
+
+    assert "aten.cos.default" in targets(same(function, X, F))
+
+
+def test_a_result_that_would_be_promoted_is_written_over():
+    def function(x, f):
+        table = aten._to_copy.default(f, dtype=torch.float16)
+        return (x * aten.mul_.Tensor(table, aten.mul.Tensor(f, 3.0)),)
+
+    assert "aten.mul_.Tensor" in targets(same(function, X, F))
+
+
+def test_all_tables_of_a_bucket_have_a_bound():
+    def function(x, f):
+        parts = [aten.mul.Tensor(aten.ones.default([7, 1024]), aten.sum.default(f) + n) for n in range(4)]
+        return tuple(x.sum() * part for part in parts)
+
+    module, edits = folded(function, X, F)
+    tables = [node for node, _, _ in derivations(module.graph) if node.meta["val"].numel() > 1]
+    assert len(tables) == 2 and "more than 65,536 bytes" in edits.accounts[0].text
+    same(function, X, F)
 
 
 def test_a_large_table_is_said_to_be_one():
@@ -171,6 +214,32 @@ def test_random_chains_of_writes_have_the_same_numbers(steps: list[tuple[str, in
     for node in module.graph.nodes:
         if node.name in kept:
             assert node.meta["val"].shape == kept[node.name].shape
+
+
+class _Causal(torch.nn.Module):
+    """Rotary tables follow from n alone; the mask from both sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", torch.rand(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1])
+        seen = at[:, None] + 0 * torch.arange(x.shape[0])[:, None, None] >= at
+        weights = torch.einsum("bnd,bmd->bnm", x, x).masked_fill(~seen, -1e4).softmax(-1)
+        return weights @ (x * torch.outer(at.float(), self.rates).cos())
+
+
+def test_tables_that_are_equal_are_stored_once(tmp_path):
+    x = {"shape": ["b", "n", 8], "dtype": "float32"}
+    model, buckets = _Causal().eval(), {"b": [2, 3, 4], "n": [4, 6]}
+    loaded = aotair.load(aotair.build(model=model, out=tmp_path / "x.aotair", inputs={"x": x}, buckets=buckets))
+    tables = [(item.name, item.shape) for item in loaded.program.constants if item.kind == "derived"]
+    assert [shape for name, shape in tables if name.startswith("rates:cos")] == [(4, 8), (6, 8)]
+    assert not any("rates" in name for name, shape in tables if len(shape) == 3), "a mask follows from no buffer"
+    for sizes in ((2, 4), (3, 6), (4, 4)):
+        given_to = torch.randn(*sizes, 8)
+        assert torch.allclose(loaded(given_to), model(given_to), atol=1e-5)
 
 
 class _Rotated(torch.nn.Module):
