@@ -29,8 +29,8 @@ from .five_shapes import SHAPES, artifact, recipe
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 LAYERS = ((384, 384), (384, 1536), (1536, 384), (576, 1536), (768, 768), (768, 3072), (2048, 2048))  # in, out
-_BARE = "oneDNN's own call"
 TOGETHER = 32 << 20  # bytes of weights that a block reads
+_BARE = "oneDNN's own call"
 
 
 def main() -> None:

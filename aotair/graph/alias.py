@@ -1,7 +1,7 @@
 """Which nodes look at the same memory, who writes it, and who uses it last."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch.fx.node import Node, map_arg
@@ -55,9 +55,9 @@ def written_by(node: Node) -> Iterator[Node]:
                 yield item
 
 
-def written_roots(graph: torch.fx.Graph) -> set[Node]:
-    """The roots of all tensors that some node of the graph writes into."""
-    return {root(item) for node in graph.nodes for item in written_by(node)}
+def written_roots(graph: torch.fx.Graph, but: Container[Node] = ()) -> set[Node]:
+    """The roots of all tensors that some node of the graph writes into, `but` those that these write into."""
+    return {root(item) for node in graph.nodes if node not in but for item in written_by(node)}
 
 
 class Uses:

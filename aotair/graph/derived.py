@@ -33,8 +33,8 @@ def mark_fixed(placeholder: Node) -> None:
 
 
 def is_fixed(node: Node) -> bool:
-    """Whether a node is a placeholder that stands for such a constant, which is not made of others."""
-    return is_constant(node) and _DERIVED not in node.meta and bool(node.meta.get(_FIXED))
+    """Whether a node is a placeholder that stands for such a constant."""
+    return is_constant(node) and bool(node.meta.get(_FIXED))
 
 
 def mark_derived(placeholder: Node, derivation: Derivation, result: int) -> None:

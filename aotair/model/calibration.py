@@ -56,7 +56,7 @@ class Calibration:
             return original(inputs)
         except AotairError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a model raises
             raise ModelError(
                 f"quantize.calibration: the model fails on {self.source}: {type(error).__name__}: {error}",
                 where=entry.where,

@@ -25,22 +25,27 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         relay(module.graph)
 
 
+def _too_large(wanted: Sequence[Node]) -> dict[Node, str]:
+    return {node: why for node in wanted if (why := why_large(node))}
+
+
 def fold(
     graph: torch.fx.Graph,
     edits: Edits,
     begins: Callable[[Node], bool] = is_constant,
     kept: Collection[Node] = (),
-    why_not: Callable[[Sequence[Node]], Mapping[Node, str]] | None = None,
+    why_not: Callable[[Sequence[Node]], Mapping[Node, str]] = _too_large,
     together: bool = True,
 ) -> bool:
     """Let placeholders stand for what follows from those where it `begins`, and gives whether one lies otherwise than
     what it stands for did. Values of `kept` stay, and those for which there is a reason: by default, that they take too
     much. `together`: whether values that share something computed are made by one graph."""
-    kept, why_not = set(kept), why_not or _too_large
+    kept = set(kept)
+    strided = {root(node) for node in graph.nodes if node.target is torch.ops.aten.as_strided.default}
     while True:
         inside = constant_nodes(graph, kept, begins)
         wanted = _wanted(inside)
-        apart = {node: why for node in wanted if (why := _why_none(node))}
+        apart = {node: why for node in wanted if (why := _why_none(node, strided))}
         apart |= why_not([node for node in wanted if node not in apart])
         if not apart:
             break
@@ -61,38 +66,34 @@ def _said(node: Node) -> str:
     return f"made of {_names(_sources(node))} before any call"
 
 
-def _too_large(wanted: Sequence[Node]) -> dict[Node, str]:
-    return {node: why for node in wanted if (why := why_large(node))}
-
-
-def _why_none(node: Node) -> str:
-    """Why a value cannot lie in a placeholder of its own; empty where it can."""
+def _why_none(node: Node, strided: Set[Node]) -> str:
+    """Why a value cannot lie in a placeholder of its own; empty where it can. `strided`: the roots of what is read by
+    strides that the call names."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return "it has several results, some of which stay"
-    if not value.is_contiguous() and any(_is_strided_over(user, node) for user in node.graph.nodes):
+    if root(node) in strided and not value.is_contiguous():
         return "it is read by strides that are not those of a tensor of its own"
     return ""
 
 
-def _is_strided_over(user: Node, node: Node) -> bool:
-    return user.target is torch.ops.aten.as_strided.default and root(user) is root(node)
-
-
 def constant_nodes(
-    graph: torch.fx.Graph, kept: Set[Node] = frozenset(), begins: Callable[[Node], bool] = is_constant
+    graph: torch.fx.Graph,
+    kept: Set[Node] = frozenset(),
+    begins: Callable[[Node], bool] = is_constant,
+    plain: Collection[Node] = (),
 ) -> set[Node]:
-    """The placeholders where it `begins`, and the calls that depend on them alone, without those of `kept`."""
-    written, found = written_roots(graph), set[Node]()
+    """The placeholders where it `begins`, and the calls that depend on them alone, without those of `kept`. Calls of
+    `plain` write over what they read, and count as if they did not."""
+    written, found = written_roots(graph, plain), set[Node]()
     for node in graph.nodes:
-        if node in kept or root(node) in written:
-            continue
-        if begins(node) or (is_folded(node) and found.issuperset(node.all_input_nodes)):
+        follows = begins(node) or (found.issuperset(node.all_input_nodes) and (node in plain or _folds(node)))
+        if follows and node not in kept and root(node) not in written:
             found.add(node)
     return found
 
 
-def is_folded(node: Node) -> bool:
+def _folds(node: Node) -> bool:
     """Whether the host computes a call, always the same result of the same arguments, whose sizes are numbers."""
     if node.op != "call_function" or not is_pure(node):
         return False

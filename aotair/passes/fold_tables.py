@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.fx.node import Node
 
-from ..graph.alias import root, written_by
+from ..graph.alias import base, root
 from ..graph.derived import derivations, is_constant, is_fixed
-from ..graph.fake import fake_mode, relay
+from ..graph.fake import fake_mode, fake_result, relay
 from ..graph.inplace import plain_overload
 from ..graph.operand import operand, results_of
 from ..graph.streams import several_streams
 from ..target.target import Target
 from .edits import Edits
-from .fold_constants import fold, is_folded, nbytes
+from .fold_constants import constant_nodes, fold, nbytes
 
 _MOST = 256 << 10  # bytes of a table
 _SHARE, _ALWAYS = 100, 64 << 10  # all of a bucket take this part of what its constants take, and these bytes, at most
@@ -35,39 +35,35 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     written = {node: node.target for node in over}
     for node, plain in over.items():
         node.target = plain
-    relaid = fold(
-        graph, edits, is_fixed, _returned(graph), functools.partial(_large, _allowance(graph)), together=False
-    )
-    made = [node for node, _, _ in derivations(graph)]
-    for node, target in written.items():
-        if not node._erased and root(operand(node, 0)).op != "placeholder":
-            node.target = target
-    if made and (written or relaid):
-        _lay_anew(graph, made)
+    large = functools.partial(_large, _allowance(graph))
+    relaid = fold(graph, edits, is_fixed, _returned(graph), large, together=False)
+    left = [node for node in written if not node._erased]
+    for node in left:
+        if root(operand(node, 0)).op != "placeholder":
+            node.target = written[node]
+    if relaid:
+        relay(graph)
+    elif written:
+        _look_anew(graph, [node for node, _, _ in derivations(graph)], [n for n in left if n.target is over[n]])
 
 
 def _over_tables(graph: torch.fx.Graph, target: Target) -> dict[Node, torch._ops.OpOverload]:
     """The calls that write over a part of a table, and as well could make a tensor of their own: each with the op that
     does so."""
     plain = {node: op for node in graph.nodes if (op := plain_overload(node.target)) is not None and target.takes(op)}
-    for node in (*_read_before(graph, plain), *(n for n, op in plain.items() if not _gives_the_same(n, op))):
+    roots = {root(node) for node in constant_nodes(graph, begins=is_fixed, plain=plain)}
+    writers = [node for node in plain if root(node) in roots]
+    if not writers:
+        return {}
+    for node in (*_read_before(graph, writers), *(n for n in writers if not _gives_the_same(n))):
         plain.pop(node, None)
-    written = {root(item) for node in graph.nodes if node not in plain for item in written_by(node)}
-    inside, found = set[Node](), dict[Node, torch._ops.OpOverload]()
-    for node in graph.nodes:
-        if root(node) in written:
-            continue
-        if node in plain and operand(node, 0) in inside:
-            found[node] = plain[node]
-        if is_fixed(node) or ((node in plain or is_folded(node)) and inside.issuperset(node.all_input_nodes)):
-            inside.add(node)
-    return found
+    inside = constant_nodes(graph, begins=is_fixed, plain=plain)
+    return {node: plain[node] for node in writers if node in plain and operand(node, 0) in inside}
 
 
-def _gives_the_same(node: Node, plain: torch._ops.OpOverload) -> bool:
-    """Whether the plain op's result is of the dtype and shape of what is written over, neither promoted nor wider."""
-    given = [item.meta["val"] for item in node.all_input_nodes]
-    return all(value.dtype == node.meta["val"].dtype for value in given) and given[0].shape == node.meta["val"].shape
+def _gives_the_same(node: Node) -> bool:
+    """Whether the result of the plain op would be of the dtype of what is written over, and not promoted."""
+    return all(item.meta["val"].dtype == node.meta["val"].dtype for item in node.all_input_nodes)
 
 
 def _allowance(graph: torch.fx.Graph) -> int:
@@ -107,9 +103,15 @@ def _returned(graph: torch.fx.Graph) -> set[Node]:
     return {node for node in graph.nodes if root(node) in roots}
 
 
-def _lay_anew(graph: torch.fx.Graph, made: Iterable[Node]) -> None:
-    """Give these placeholders memory of their own, and look anew at which results share some."""
-    with fake_mode(graph):
-        for node in made:
+def _look_anew(graph: torch.fx.Graph, tables: Iterable[Node], apart: Iterable[Node]) -> None:
+    """Give tables memory of their own, and the calls `apart`, which write over nothing any more; and look anew at what
+    shares it. All lies as it did."""
+    mode, anew = fake_mode(graph), set(apart)
+    with mode:
+        for node in tables:
             node.meta["val"] = torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
-    relay(graph)
+            anew.add(node)
+    for node in graph.nodes:
+        if node.op == "call_function" and (node in anew or base(node) in anew):
+            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
+            anew.add(node)

@@ -69,8 +69,11 @@ def _states_text(program: Program) -> str:
         return "0 states"
     counts = Counter(constant.dtype for constant in states)
     kinds = ", ".join(kind if len(counts) == 1 else f"{count} {kind}" for kind, count in sorted(counts.items()))
-    nbytes = sum(math.prod(constant.shape) * dtype(constant.dtype).itemsize for constant in states)
-    return f"{len(states)} states ({kinds}; {nbytes:,} bytes)"
+    return f"{len(states)} states ({kinds}; {sum(map(_nbytes, states)):,} bytes)"
+
+
+def _nbytes(constant: Constant) -> int:
+    return math.prod(constant.shape) * dtype(constant.dtype).itemsize
 
 
 def weights_text(program: Program) -> str:
@@ -78,12 +81,11 @@ def weights_text(program: Program) -> str:
     sources, rows = follows_from(program), []
     pieces = {item.name: _pieces_text(item) for item in program.joined}
     for constant in program.constants:
-        nbytes = math.prod(constant.shape) * dtype(constant.dtype).itemsize
         others = [" = ".join(group) for group in constant.names if group != (constant.name,)]
         others += [pieces[name] for group in constant.names for name in group if name in pieces]
         text = ", ".join(sources.get(constant.name, others))
         what = f"{constant.dtype}{list(constant.shape)}{_share_text(program, constant)}"
-        rows.append([constant.name, what, f"{nbytes:,}", constant.kind or "not recorded", text])
+        rows.append([constant.name, what, f"{_nbytes(constant):,}", constant.kind or "not recorded", text])
     lines = _table_lines(["tensor", "", "bytes", "kind", "of"], rows)
     for part in program.prologue.parts:
         own = as_program(program, part)
