@@ -12,7 +12,7 @@ import torch
 
 import aotair
 from aotair_runtime.capture.bind import Memory, bind
-from aotair_runtime.devices import int4, onednn, open_device
+from aotair_runtime.devices import int4, onednn, onednn_library, onednn_product, open_device
 from aotair_runtime.errors import MalformedError, WeightsError
 from aotair_runtime.format import codec
 from aotair_runtime.format.packed import packed_constants
@@ -21,7 +21,22 @@ from aotair_runtime.format.schema import Form, Program, Space
 
 BF16 = torch.bfloat16
 NO_BF16 = "oneDNN has no bfloat16 products on this processor"
-packing = pytest.mark.skipif(not onednn.packs("aten::linear", BF16), reason=NO_BF16)
+
+
+def packing(test):
+    """A test of packed weights: of those that a library of oneDNN packs, and of those that torch does."""
+    there = pytest.mark.skipif(not onednn.packs("aten::linear", BF16), reason=NO_BF16)
+    return there(pytest.mark.usefixtures("packer")(test))
+
+
+@pytest.fixture(params=["library", "torch"])
+def packer(request, monkeypatch) -> type:
+    if request.param == "torch":
+        monkeypatch.setattr(onednn_product, "library", lambda: None)
+        return onednn.OnednnWeight
+    if onednn_library.library() is None:
+        pytest.skip(f"a library of oneDNN: {onednn_library.why_none()}")
+    return onednn_product.LibraryWeight
 
 
 class Layers(torch.nn.Module):
@@ -110,6 +125,7 @@ def test_a_node_whose_processor_has_no_such_form_reads_them_as_they_are(path: Pa
     with aotair.load(path, pack_weights=False) as plain:
         want = answer(plain)
     monkeypatch.setattr(onednn, "_has_kernels", lambda: False)
+    monkeypatch.setattr(onednn_product, "library", lambda: None)
     with aotair.load(path) as model:
         assert not model._resident.packed and not promised(model) and answer(model) == want
 
@@ -121,13 +137,13 @@ def test_a_node_whose_processor_has_no_such_form_reads_them_as_they_are(path: Pa
 def test_other_weights_are_packed_again_at_the_same_addresses(path: Path, tmp_path: Path):
     with aotair.load(path) as model:
         first, captures = answer(model), model.stats().captures
-        addresses = {n: torch.ops.mkldnn.data_ptr(one._packed) for n, one in model._resident.packed.items()}
+        addresses = {n: one.address for n, one in model._resident.packed.items()}
         for seed in (1, 2):
             safetensors.torch.save_model(Layers(seed), str(tmp_path / "w.safetensors"))
             model.load_weights(tmp_path / "w.safetensors")
             with aotair.load(built(tmp_path / f"{seed}.aotair", Layers(seed))) as fresh:
                 assert answer(model) == answer(fresh) != first
-        assert {n: torch.ops.mkldnn.data_ptr(one._packed) for n, one in model._resident.packed.items()} == addresses
+        assert {n: one.address for n, one in model._resident.packed.items()} == addresses
         assert model.stats().captures == captures
         model.load_weights(path)
         assert answer(model) == first
@@ -155,17 +171,17 @@ def test_other_weights_are_packed_as_at_the_load_whatever_the_number_of_threads(
 
 
 @packing
-def test_what_cannot_be_packed_again_leaves_the_old_weights(path: Path, tmp_path: Path, monkeypatch):
+def test_what_cannot_be_packed_again_leaves_the_old_weights(path: Path, tmp_path: Path, packer, monkeypatch):
     safetensors.torch.save_model(Layers(1), str(tmp_path / "w.safetensors"))
     with aotair.load(path) as model:
-        before, calls, fill = answer(model), iter(range(99)), onednn.OnednnWeight.fill
+        before, calls, fill = answer(model), iter(range(99)), packer.fill
 
         def broken(self, weight):
             if next(calls) == 1:
                 raise RuntimeError("planted")
             fill(self, weight)
 
-        monkeypatch.setattr(onednn.OnednnWeight, "fill", broken)
+        monkeypatch.setattr(packer, "fill", broken)
         with pytest.raises(RuntimeError, match="planted"):
             model.load_weights(tmp_path / "w.safetensors")
         assert answer(model) == before
@@ -244,11 +260,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_wide(tmp_path_factory.mktemp("packed") / "wide.aotair", Wide(0))
 
 
-@pytest.fixture(params=[True, False], ids=["packs", "does not pack"])
+@pytest.fixture(params=["library", "torch", "does not pack"])
 def packs_float32(request, monkeypatch) -> bool:
-    """A processor on which oneDNN is faster than MKL, and one on which it is not."""
-    monkeypatch.setattr(onednn, "_is_amd", lambda: request.param)
-    return request.param
+    """A node with a library of oneDNN; without, a processor on which torch's is faster than MKL, and one on which it is
+    not."""
+    if request.param == "library":
+        if not onednn_product.has_kernels(torch.float32):
+            pytest.skip(f"fast kernels of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}")
+        return True
+    monkeypatch.setattr(onednn_product, "library", lambda: None)
+    monkeypatch.setattr(onednn, "_is_amd", lambda: request.param == "torch")
+    return request.param == "torch"
 
 
 def test_each_node_packs_products_of_float32_or_does_not(wide: Path, packs_float32: bool):
@@ -319,14 +341,14 @@ def test_without_packing_the_numbers_are_torchs_own(wide: Path):
 
 def test_other_weights_of_float32_are_packed_at_the_same_addresses(wide: Path, tmp_path: Path, packs_float32: bool):
     with aotair.load(wide) as model:
-        address, packed = torch.ops.mkldnn.data_ptr, model._resident.packed
-        first, addresses = model(WIDE).clone(), {key: address(one._packed) for key, one in packed.items()}
+        packed = model._resident.packed
+        first, addresses = model(WIDE).clone(), {key: one.address for key, one in packed.items()}
         for seed in (1, 2):
             safetensors.torch.save_model(Wide(seed), str(tmp_path / "w.safetensors"))
             model.load_weights(tmp_path / "w.safetensors")
             with aotair.load(built_wide(tmp_path / f"{seed}.aotair", Wide(seed))) as fresh:
                 assert torch.equal(model(WIDE), fresh(WIDE)) and not torch.equal(model(WIDE), first)
-        assert {key: address(one._packed) for key, one in packed.items()} == addresses
+        assert {key: one.address for key, one in packed.items()} == addresses
 
 
 X2, W2, B2, OUT2 = torch.ones(3, 8), torch.ones(5, 8), torch.ones(5), torch.empty(3, 5)

@@ -3,10 +3,11 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from ..devices import GraphSpace, Packed
+from ..devices import GraphSpace, Leading, Packed
 from ..devices.host_call import HostCall
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
@@ -94,6 +95,8 @@ def bind(
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
         made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists, memory.groups)
+        if _is_done_before(calls, made):
+            made = _done_before
         if isinstance(made, HostCall):
             updated.append(made)
             made = functools.partial(memory.space.grouped, made)
@@ -104,6 +107,22 @@ def bind(
         nodes.append("the end")
     inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
     return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
+
+
+def _is_done_before(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
+    """Let the last of the calls do what the one after it would as well, and say whether it can."""
+    last = len(calls) - 1
+    while last >= 0 and calls[last] is _done_before:
+        last -= 1
+    before = calls[last] if last >= 0 else None
+    both = before.then(made) if isinstance(before, Leading) else None
+    if both is not None:
+        calls[last] = both
+    return both is not None
+
+
+def _done_before() -> None:
+    """Stands for a call whose work one before it does."""
 
 
 def _priority(bucket: Bucket, stream: int) -> int:
@@ -202,6 +221,8 @@ def bound_call(
     packed = tensors.packed(instruction)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
+        if packed is not None and (call := _into(packed, op, args, kwargs, targets)) is not None:
+            return call
         return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
@@ -211,13 +232,25 @@ def bound_call(
     return _call(packed, op, args, kwargs, instruction)
 
 
+def _into(
+    packed: Packed,
+    op: torch._ops.OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    targets: Sequence[torch.Tensor | None],
+) -> Callable[[], object] | None:
+    """The call that writes its only result to its place by itself, where a packed weight has one."""
+    target, *others = targets
+    return None if target is None or others else packed.into(op, args, kwargs, target)
+
+
 def _call(
     packed: Packed | None,
     op: torch._ops.OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     instruction: Instruction,
-) -> Callable[[], torch.Tensor]:
+) -> Callable[[], Any]:
     """The call of an op, which may read a packed weight. Raises MalformedError where the arguments do not fit that."""
     if packed is None:
         return functools.partial(op, *args, **kwargs)

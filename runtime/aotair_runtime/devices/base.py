@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -137,9 +137,34 @@ class Packed(Protocol):
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Callable[[], torch.Tensor] | None:
+    ) -> Callable[[], object] | None:
         """What `op` gives for these arguments, with the packed weight in the place of the plain one, in memory of its
         own or where an out argument says; None where they do not fit the weight: kernels need not ask."""
+
+    def into(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor
+    ) -> Callable[[], object] | None:
+        """The same of an op that has no out argument, written into `result`; None where `call` allocates it, or refuses
+        the arguments."""
+
+
+@runtime_checkable
+class Leading(Protocol):
+    """A bound call that may do the work of the call after it as well."""
+
+    def __call__(self) -> object: ...
+
+    def then(self, call: Callable[[], object]) -> Callable[[], object] | None:
+        """One call for both; None where there is none."""
+
+
+class Allocates:
+    """A packed weight whose ops without an out argument give memory of their own."""
+
+    def into(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor
+    ) -> None:
+        return None
 
 
 class Device(Protocol):

@@ -79,7 +79,7 @@ class CPU:
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
         if not forms.packs(self.kind, op, weight.dtype):
             return None
-        return int4.packed(weight) if op in NEEDED else onednn.OnednnWeight(weight)
+        return int4.packed(weight) if op in NEEDED else onednn.packed(weight)
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from .base import Allocates
+
 _aten = torch.ops.aten
 GROUPS = (32, 64, 128, 256)  # of neighbours in a row with one scale: what the kernel takes
 ROWS = 16  # that the number of rows has to be a multiple of
 
 
-class Int4Weight:
+class Int4Weight(Allocates):
     """Whole numbers 0 … 15 of a weight (out, in), in memory of their own that they keep.
 
     They come as bytes (out, in / 2): each holds two neighbours of a row, the first in its lower four bits.

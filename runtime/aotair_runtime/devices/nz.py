@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from ..format.packed import READERS
+from .base import Allocates
 
 _ROWS, _BYTES = 16, 32  # of a block
 _PACKED = (torch.float16, torch.bfloat16, torch.int8)
@@ -30,7 +31,7 @@ class Casts(Protocol):
         """Let the allocator give back what it took for a cast, so that the next takes no more beside it."""
 
 
-class NzWeight:
+class NzWeight(Allocates):
     """A weight in NZ, in memory of its own on a device that it keeps."""
 
     def __init__(self, weight: torch.Tensor, device: torch.device, casts: Casts):

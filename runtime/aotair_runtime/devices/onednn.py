@@ -7,13 +7,16 @@ from pathlib import Path
 
 import torch
 
+from . import onednn_product
+from .base import Allocates, Packed
+
 _ops = torch.ops.mkldnn
 _MKL_IS_SLOW_ON = ("AuthenticAMD", "HygonGenuine")  # vendors, as the system names them
 _PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments, but for where the result goes
 _NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes")
 
 
-class OnednnWeight:
+class OnednnWeight(Allocates):
     """The weight (out, in) of a linear layer, in memory of its own that it keeps; bfloat16 or float32."""
 
     def __init__(self, weight: torch.Tensor):
@@ -26,6 +29,10 @@ class OnednnWeight:
         there."""
         with _threads(self._threads):
             self._packed.copy_(_ops._reorder_linear_weight(weight))
+
+    @property
+    def address(self) -> int:
+        return int(_ops.data_ptr(self._packed))
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
@@ -73,9 +80,22 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
 
 def packs(op: str, kind: torch.dtype) -> bool:
     """Whether an op reads weights of a dtype faster so on this processor."""
-    if op in _PRODUCTS:
-        return kind == torch.float32 and _has_kernels() and _is_amd()
-    return op == "aten::linear" and kind == torch.bfloat16 and _has_kernels() and _multiplies_bfloat16()
+    if kind != (torch.float32 if op in _PRODUCTS else torch.bfloat16) or (op not in _PRODUCTS and op != "aten::linear"):
+        return False
+    return onednn_product.has_kernels(kind) or _torch_packs(kind)
+
+
+def packed(weight: torch.Tensor) -> Packed | None:
+    """A weight of a dtype that is packed: by a library of oneDNN where one is installed, else by torch's own; None
+    where it is read faster as it is."""
+    if onednn_product.takes(weight.shape, weight.dtype):
+        return onednn_product.LibraryWeight(weight)
+    return OnednnWeight(weight) if _torch_packs(weight.dtype) else None
+
+
+def _torch_packs(kind: torch.dtype) -> bool:
+    """Whether torch's own oneDNN is faster with packed weights of a dtype."""
+    return _has_kernels() and (_is_amd() if kind == torch.float32 else _multiplies_bfloat16())
 
 
 @functools.cache
@@ -100,8 +120,11 @@ def _multiplies_bfloat16() -> bool:
 
 
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
-    """What a weight that it packs takes. It takes as much for a moment to find out: only oneDNN knows."""
-    return _packed_bytes(tuple(shape), kind, torch.get_num_threads())
+    """What a weight takes packed; 0 where it stays as it is. It may take as much for a moment to find out: only oneDNN
+    knows."""
+    if nbytes := onednn_product.packed_bytes(shape, kind):
+        return nbytes
+    return _packed_bytes(tuple(shape), kind, torch.get_num_threads()) if _torch_packs(kind) else 0
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..devices import KINDS, Device, open_device
+from ..devices.onednn_library import library, why_none
 from ..errors import AotairError
 from ..format.text import table
 
@@ -38,7 +39,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Node:
-    """`threads`: those that torch computes with; `emulated`: dtypes that the processor computes through others."""
+    """`threads`: those that torch computes with; `emulated`: dtypes that the processor computes through others;
+    `onednn`: the version of the library that products with packed weights call, empty where that is torch's own."""
 
     python: str
     torch: str
@@ -47,6 +49,7 @@ class Node:
     cores: int
     threads: int
     emulated: tuple[str, ...]
+    onednn: str
     memory: int
     available: int
     devices: tuple[Found, ...]
@@ -60,6 +63,7 @@ class Node:
             ["system", self.system],
             ["processor", f"{self.instruction_set}, {self.cores} cores, {self.threads} threads"],
             ["computed through float32", ", ".join(self.emulated) or "nothing"],
+            ["oneDNN", self.onednn or f"torch's own ({why_none()})"],
             ["memory", f"{self.available:,} of {self.memory:,} bytes available"],
         ]
         rows += [row for found in self.devices for row in _rows(found)]
@@ -77,6 +81,7 @@ def this_node() -> Node:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         torch.get_num_threads(),
         tuple(sorted(emulated())),
+        "" if (found := library()) is None else ".".join(map(str, found.version)),
         open_device("cpu").total(),
         available_memory(),
         tuple(found for kind in KINDS if kind != "cpu" for found in _devices(kind)),

@@ -30,6 +30,11 @@ def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(t
     assert not torch.distributed.is_initialized()
 
 
+def test_nothing_is_made_before_calls_of_what_ranks_have_of_their_own(tmp_path: Path):
+    constants = read_program(aotair.build(SHARES_ITSELF, tmp_path / "a.aotair")).constants
+    assert [item.name for item in constants if item.name.startswith("place")] == ["place"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [

@@ -12,7 +12,7 @@ from aotair.graph.derived import derivations, mark_constant, mark_fixed
 from aotair.graph.fake import recompute
 from aotair.graph.inplace import inplace_overload, plain_overload
 from aotair.graph.show import show
-from aotair.passes import fold_tables
+from aotair.passes import fold_tables, streams
 from aotair.recipe.config import CompilerConfig
 
 aten = torch.ops.aten
@@ -124,6 +124,19 @@ def test_it_leaves(function):
 def test_what_callers_get_is_made_in_each_call():
     module = same(lambda x, f: (x, aten.cos_.default(aten.mul.Tensor(f, 2.0))), X, F)
     assert targets(module) == ["aten.cos.default"], "they may write into it"
+
+
+def test_several_streams_are_left_alone():
+    def function(x, f):
+        torch.ops.air.scope_enter(["_user_stream_label"], ["side"])
+        table = aten.cos.default(f)
+        torch.ops.air.scope_exit()
+        return (x * table,)
+
+    module = trace(function, X, F)
+    mark_fixed(module.graph.find_nodes(op="placeholder")[-1])
+    run_pass(streams, module)
+    assert run_pass(fold_tables, module).count == 0 and "aten.cos.default" in targets(module)
 
 
 def test_one_of_several_results_may_stay():

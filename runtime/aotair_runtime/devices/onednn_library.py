@@ -1,0 +1,250 @@
+"""oneDNN by its C interface, version 3: is a library of it installed here, and how are its calls spelled?
+
+Torch has oneDNN inside, but reaches it through wrappers that look the kernel up and allocate the result in each call.
+A library of its own (`pip install onednn-cpu-gomp`, or the system's) prepares a kernel once, for memory that stays. It
+has to share torch's threads: two sets of threads that wait by spinning would take the cores from each other.
+"""
+
+import contextlib
+import ctypes
+import functools
+import sysconfig
+from collections.abc import Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Numbers of dnnl_types.h and dnnl_common_types.h, which version 3 does not change.
+F32, BF16 = 3, 2
+SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
+RELU, TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 0x20, 33, 41, 43, 44, 49
+ADD, MUL = 0x1FFF0, 0x1FFF1
+UNIMPLEMENTED = 3  # a status
+_ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
+_IMPLEMENTATION, _WEIGHTS_DESC = 8, 131
+_MAX_DIMS = 12
+_Dims = c_int64 * _MAX_DIMS
+_NAMES = ("libdnnl.so.3",)
+
+
+class Argument(ctypes.Structure):
+    """dnnl_exec_arg_t: what a memory is to a primitive, and the memory."""
+
+    _fields_ = (("kind", c_int), ("memory", c_void_p))
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (
+        ("major", c_int),
+        ("minor", c_int),
+        ("patch", c_int),
+        ("hash", c_char_p),
+        ("cpu_runtime", c_uint),
+        ("gpu_runtime", c_uint),
+    )
+
+
+_CALLS: dict[str, list[Any]] = {
+    "dnnl_engine_create": [POINTER(c_void_p), c_int, c_size_t],
+    "dnnl_stream_create": [POINTER(c_void_p), c_void_p, c_uint],
+    "dnnl_stream_destroy": [c_void_p],
+    "dnnl_memory_desc_create_with_strides": [POINTER(c_void_p), c_int, _Dims, c_int, _Dims],
+    "dnnl_memory_desc_create_with_tag": [POINTER(c_void_p), c_int, _Dims, c_int, c_int],
+    "dnnl_memory_desc_clone": [POINTER(c_void_p), c_void_p],
+    "dnnl_memory_desc_destroy": [c_void_p],
+    "dnnl_memory_create": [POINTER(c_void_p), c_void_p, c_void_p, c_void_p],
+    "dnnl_memory_destroy": [c_void_p],
+    "dnnl_primitive_attr_create": [POINTER(c_void_p)],
+    "dnnl_primitive_attr_set_post_ops": [c_void_p, c_void_p],
+    "dnnl_primitive_attr_destroy": [c_void_p],
+    "dnnl_post_ops_create": [POINTER(c_void_p)],
+    "dnnl_post_ops_append_eltwise": [c_void_p, c_int, c_float, c_float],
+    "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
+    "dnnl_post_ops_destroy": [c_void_p],
+    "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 6],
+    "dnnl_reorder_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 5],
+    "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
+    "dnnl_primitive_desc_destroy": [c_void_p],
+    "dnnl_primitive_create": [POINTER(c_void_p), c_void_p],
+    "dnnl_primitive_execute": [c_void_p, c_void_p, c_int, POINTER(Argument)],
+    "dnnl_primitive_destroy": [c_void_p],
+}
+
+
+class OnednnError(RuntimeError):
+    """oneDNN refuses a call; `status` is its number for why."""
+
+    def __init__(self, name: str, status: int):
+        super().__init__(f"{name} of oneDNN failed with status {status}")
+        self.status = status
+
+
+class Library:
+    """The calls of a library of oneDNN, each of which raises OnednnError where it fails."""
+
+    def __init__(self, lib: ctypes.CDLL):
+        self._lib = lib
+        for name, types in _CALLS.items():
+            getattr(lib, name).argtypes = types
+            getattr(lib, name).restype = functools.partial(_succeeded, name)
+        lib.dnnl_version.restype = POINTER(_Version)
+        lib.dnnl_primitive_desc_query_md.argtypes = [c_void_p, c_int, c_int]
+        lib.dnnl_primitive_desc_query_md.restype = c_void_p
+        lib.dnnl_memory_desc_get_size.argtypes = [c_void_p]
+        lib.dnnl_memory_desc_get_size.restype = c_size_t
+        self.execute = lib.dnnl_primitive_execute
+        said = lib.dnnl_version().contents
+        self.version, self.runtime = (said.major, said.minor, said.patch), int(said.cpu_runtime)
+
+    @functools.cached_property
+    def engine(self) -> c_void_p:
+        """The CPU; it lives as long as the process."""
+        return self._new("dnnl_engine_create", _CPU, 0)
+
+    def _new(self, name: str, *args: object) -> c_void_p:
+        made = c_void_p()
+        getattr(self._lib, name)(byref(made), *args)
+        return made
+
+    def _free(self, name: str, made: c_void_p) -> None:
+        getattr(self._lib, name)(made)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator["Kept"]:
+        """What is made within is given back at its end."""
+        kept = Kept(self)
+        try:
+            yield kept
+        finally:
+            kept.close()
+
+
+class Kept:
+    """Objects of oneDNN that live until they are closed, or nobody has this any more."""
+
+    def __init__(self, library: Library):
+        self.library, self._made = library, list[tuple[str, c_void_p]]()
+
+    def close(self) -> None:
+        while self._made:
+            self.library._free(*self._made.pop())
+
+    __del__ = close
+
+    def _new(self, what: str, name: str, *args: object) -> c_void_p:
+        made = self.library._new(name, *args)
+        self._made.append((f"dnnl_{what}_destroy", made))
+        return made
+
+    def desc(self, shape: Sequence[int], kind: int, strides: Sequence[int] | None = None) -> c_void_p:
+        """How a tensor lies; without strides as a primitive likes it best."""
+        dims = _Dims(*shape)
+        if strides is None:
+            return self._new("memory_desc", "dnnl_memory_desc_create_with_tag", len(shape), dims, kind, _ANY)
+        spread = _Dims(*strides)
+        return self._new("memory_desc", "dnnl_memory_desc_create_with_strides", len(shape), dims, kind, spread)
+
+    def memory(self, desc: c_void_p, address: int) -> c_void_p:
+        return self._new("memory", "dnnl_memory_create", desc, self.library.engine, c_void_p(address))
+
+    def stream(self) -> c_void_p:
+        return self._new("stream", "dnnl_stream_create", self.library.engine, _IN_ORDER)
+
+    def post_ops(self, ops: Sequence[tuple[int, c_void_p | None]]) -> c_void_p:
+        """Attributes of a primitive: what it does to each number of its result, and with which other tensor."""
+        made, attr = (
+            self._new("post_ops", "dnnl_post_ops_create"),
+            self._new("primitive_attr", "dnnl_primitive_attr_create"),
+        )
+        for kind, other in ops:
+            if other is None:
+                self.library._lib.dnnl_post_ops_append_eltwise(made, kind, 1.0 if kind == SWISH else 0.0, 0.0)
+            else:
+                self.library._lib.dnnl_post_ops_append_binary(made, kind, other)
+        self.library._lib.dnnl_primitive_attr_set_post_ops(attr, made)
+        return attr
+
+    def matmul(
+        self,
+        x: c_void_p,
+        weight: c_void_p,
+        bias: c_void_p | None,
+        out: c_void_p,
+        attr: c_void_p | None = None,
+    ) -> c_void_p | None:
+        """The description of a product; None where oneDNN has no kernel for it."""
+        try:
+            return self._new(
+                "primitive_desc", "dnnl_matmul_primitive_desc_create", self.library.engine, x, weight, bias, out, attr
+            )
+        except OnednnError as error:
+            if error.status == UNIMPLEMENTED:
+                return None
+            raise
+
+    def reorder(self, source: c_void_p, target: c_void_p) -> c_void_p:
+        engine = self.library.engine
+        return self._new("primitive_desc", "dnnl_reorder_primitive_desc_create", source, engine, target, engine, None)
+
+    def primitive(self, desc: c_void_p) -> c_void_p:
+        return self._new("primitive", "dnnl_primitive_create", desc)
+
+    def implementation(self, desc: c_void_p) -> str:
+        """What oneDNN calls the kernel of a description."""
+        found = c_char_p()
+        self.library._lib.dnnl_primitive_desc_query(desc, _IMPLEMENTATION, 0, byref(found))
+        return (found.value or b"").decode("ascii", "replace")
+
+    def weights_desc(self, desc: c_void_p) -> tuple[c_void_p, int]:
+        """How a primitive wants its weights to lie, and the bytes that they then take."""
+        lib = self.library._lib
+        found = lib.dnnl_primitive_desc_query_md(desc, _WEIGHTS_DESC, 0)
+        return self._new("memory_desc", "dnnl_memory_desc_clone", c_void_p(found)), lib.dnnl_memory_desc_get_size(found)
+
+
+def _succeeded(name: str, status: int) -> None:
+    if status:
+        raise OnednnError(name, status)
+
+
+@functools.cache
+def library() -> Library | None:
+    """The library that is installed in this environment, else the system's; None where there is none that will do."""
+    found, _ = _found()
+    return found
+
+
+def why_none() -> str:
+    """Why there is no library; empty where there is one."""
+    _, reason = _found()
+    return reason
+
+
+@functools.cache
+def _found() -> tuple[Library | None, str]:
+    for name in (*(Path(sysconfig.get_path("data"), "lib", name) for name in _NAMES), *_NAMES):
+        if isinstance(name, Path) and not name.is_file():
+            continue
+        try:
+            lib = ctypes.CDLL(str(name))
+            made = Library(lib)
+        except (OSError, AttributeError):  # not there, or none of that interface
+            continue
+        if made.version[0] != 3 or made.runtime != _OPENMP:
+            return None, f"{name} is not of version 3 for OpenMP"
+        if not _shares_threads(lib):
+            return None, f"{name} has threads of its own, beside torch's"
+        return made, ""
+    return None, "not installed"
+
+
+def _shares_threads(lib: ctypes.CDLL) -> bool:
+    """Whether the library calls the OpenMP that torch calls."""
+    try:
+        torch_lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        own, torchs = (ctypes.cast(one.omp_get_max_threads, c_void_p).value for one in (lib, torch_lib))
+    except (OSError, AttributeError):
+        return False
+    return own is not None and own == torchs

@@ -1,0 +1,243 @@
+"""Products with a packed weight by a library of oneDNN: kernels prepared once for the memory of a program, which write
+where their results are planned, and do to them what the next instructions would."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+
+import torch
+
+from . import onednn_library as onednn
+from .onednn_library import Argument, Kept, Library, OnednnError, library
+
+_aten = torch.ops.aten
+_KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
+_FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
+_PROBE = 64  # rows for which the layout is asked: it is the same for all
+_MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
+
+# Ops that write over their first argument number by number. With which algorithm; the others have one argument more.
+_OVER: Mapping[torch._ops.OpOverload, int] = {
+    _aten.relu_.default: onednn.RELU,
+    _aten.tanh_.default: onednn.TANH,
+    _aten.sigmoid_.default: onednn.LOGISTIC,
+    _aten.silu_.default: onednn.SWISH,
+}
+_GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
+_WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
+_PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
+
+
+def takes(shape: Sequence[int], kind: torch.dtype) -> bool:
+    """Whether weights (out, in) of this shape and dtype are packed by the library: it is there, and has a fast kernel
+    that does not pad them by much."""
+    return packed_bytes(shape, kind) > 0
+
+
+def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
+    """What a weight takes packed by the library, in bytes; 0 where it does not pack such."""
+    made = library()
+    return _packed_bytes(made, tuple(shape), kind) if made is not None and _KINDS.keys() & {kind} else 0
+
+
+def has_kernels(kind: torch.dtype) -> bool:
+    """Whether the library has fast kernels for products of a dtype on this processor."""
+    return packed_bytes((_PROBE, _PROBE), kind) > 0
+
+
+@functools.cache
+def _packed_bytes(made: Library, shape: tuple[int, ...], kind: torch.dtype) -> int:
+    if len(shape) != 2 or not all(shape):
+        return 0
+    with made.held() as kept:
+        found = _layout(kept, shape, _KINDS[kind])
+    nbytes = found[1] if found is not None else 0
+    return nbytes if nbytes <= _MOST_PADDED * torch.Size(shape).numel() * kind.itemsize else 0
+
+
+def _layout(kept: Kept, shape: Sequence[int], kind: int) -> tuple[c_void_p, int] | None:
+    """How a weight lies that the fast kernels read, and its bytes; None where there are none."""
+    out, width = shape
+    x, result = kept.desc((_PROBE, width), kind, (width, 1)), kept.desc((_PROBE, out), kind, (out, 1))
+    product = kept.matmul(x, kept.desc((width, out), kind), None, result)
+    if product is None or not kept.implementation(product).startswith(_FAST[kind]):
+        return None
+    return kept.weights_desc(product)
+
+
+class LibraryWeight:
+    """The weight (out, in) of a linear layer, in memory of its own that it keeps, in blocks that depend on the
+    processor; float32 or bfloat16. Raises ValueError for one that the library does not take."""
+
+    def __init__(self, weight: torch.Tensor):
+        made = library()
+        if made is None or not takes(weight.shape, weight.dtype):
+            raise ValueError(f"oneDNN has no packed form for {weight.dtype} {list(weight.shape)}")
+        self._kept, self.kind = Kept(made), _KINDS[weight.dtype]
+        found = _layout(self._kept, weight.shape, self.kind)
+        assert found is not None  # as it was asked before
+        self.desc, self.nbytes = found
+        self._packed = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.memory = self._kept.memory(self.desc, self._packed.data_ptr())
+        self._shape, self._dtype = weight.shape, weight.dtype
+        self.fill(weight)
+
+    @property
+    def address(self) -> int:
+        return self._packed.data_ptr()
+
+    def keep(self) -> Kept:
+        """For objects of the same library."""
+        return Kept(self._kept.library)
+
+    def fill(self, weight: torch.Tensor) -> None:
+        """Take the values of another weight of that shape, at the same address."""
+        if weight.shape != self._shape or weight.dtype != self._dtype or weight.device.type != "cpu":
+            raise ValueError(f"not a weight of {self._dtype} {list(self._shape)}")
+        with self._kept.library.held() as kept:
+            plain = kept.desc(weight.shape[::-1], self.kind, weight.stride()[::-1])
+            primitive = kept.primitive(kept.reorder(plain, self.desc))
+            args = [Argument(onednn.SRC, kept.memory(plain, weight.data_ptr())), Argument(onednn.DST, self.memory)]
+            kept.library.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
+
+    def call(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Callable[[], object] | None:
+        if op.name() not in _PRODUCTS:
+            return functools.partial(op, *args, **kwargs) if self._into(args, kwargs, None) else None
+        if len(args) != _PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
+            return None
+        *biases, x, seen = args
+        turned = isinstance(seen, torch.Tensor) and seen.shape == self._shape[::-1] and seen.t().is_contiguous()
+        found = self._fitting(x, biases[0] if biases else None, kwargs["out"]) if turned else None
+        return None if found is None else product(self, found, ()) or functools.partial(op, *args, **kwargs)
+
+    def into(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor
+    ) -> Callable[[], object] | None:
+        found = self._into(args, kwargs, result)
+        return None if found is None else product(self, found, ())
+
+    def _into(
+        self, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor | None
+    ) -> "Operands | None":
+        """What a linear layer reads and writes; without a result, one of its shape that nobody writes into."""
+        x, _, bias = (*args, None, kwargs.get("bias"))[:3] if len(args) < 3 else args[:3]
+        if len(args) not in (2, 3) or kwargs.keys() - {"bias"} or not isinstance(x, torch.Tensor) or not x.dim():
+            return None
+        shape = (*x.shape[:-1], self._shape[0])
+        if result is None:
+            result = torch.empty(shape, dtype=self._dtype)
+        return self._fitting(_rows(x), bias, _rows(result)) if result.shape == shape else None
+
+    def _fitting(self, x: object, bias: object, out: object) -> "Operands | None":
+        """The operands, where they fit the weight and lie without gaps."""
+        if not isinstance(x, torch.Tensor) or not isinstance(out, torch.Tensor) or x.dim() != 2 or not len(x):
+            return None
+        dense = self._is_dense(x, (len(x), self._shape[1])) and self._is_dense(out, (len(x), self._shape[0]))
+        if not dense or not (bias is None or self._is_dense(bias, self._shape[:1])):
+            return None
+        return Operands(x, bias if isinstance(bias, torch.Tensor) else None, out)
+
+    def _is_dense(self, given: object, shape: Sequence[int]) -> bool:
+        """Whether it is a tensor of this shape without gaps, of the weight's dtype."""
+        if not isinstance(given, torch.Tensor) or given.dtype != self._dtype or given.device.type != "cpu":
+            return False
+        return given.shape == torch.Size(shape) and given.is_contiguous()
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.view(-1, tensor.shape[-1]) if tensor.dim() and tensor.is_contiguous() and tensor.numel() else None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors without gaps: x (rows, in), the bias (out,), and where the result goes, (rows, out)."""
+
+    x: torch.Tensor
+    bias: torch.Tensor | None
+    out: torch.Tensor
+
+
+After = tuple[int, torch.Tensor | None]  # an algorithm that follows the product, and the other tensor that it reads
+
+
+class Product:
+    """A call of a kernel that was prepared for as many threads as there are: for others it is prepared anew. Raises
+    OnednnError where there is none."""
+
+    def __init__(self, weight: LibraryWeight, operands: Operands, after: tuple[After, ...]):
+        self._weight, self._operands, self._after = weight, operands, after
+        self._prepare()
+
+    def __call__(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            self._prepare()
+        self._execute(self._primitive, self._stream, self._count, self._given)
+
+    def then(self, call: Callable[[], object]) -> "Product | None":
+        """The product that does what the call after it does as well; None where it cannot."""
+        if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._operands.out):
+            return None
+        after = _after(call, self._operands.out)
+        return None if after is None else product(self._weight, self._operands, (*self._after, after))
+
+    def _prepare(self) -> None:
+        weight, given = self._weight, self._operands
+        kept, kind, (rows, width), outs = weight.keep(), weight.kind, given.x.shape, given.out.shape[1]
+        x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
+        bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
+        attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._after])
+        desc = kept.matmul(x, weight.desc, bias, out, attr)
+        if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
+            raise OnednnError("a product", onednn.UNIMPLEMENTED)
+        args = [Argument(onednn.SRC, kept.memory(x, given.x.data_ptr())), Argument(onednn.WEIGHTS, weight.memory)]
+        args += [Argument(onednn.DST, kept.memory(out, given.out.data_ptr()))]
+        if given.bias is not None and bias is not None:
+            args.append(Argument(onednn.BIAS, kept.memory(bias, given.bias.data_ptr())))
+        for number, (_, other) in enumerate(self._after, 1):
+            if other is not None:
+                args.append(Argument(onednn.POST_OP * number | onednn.SRC_1, kept.memory(out, other.data_ptr())))
+        self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
+        self._primitive, self._stream = kept.primitive(desc), kept.stream()
+        self._count, self._given = len(args), (Argument * len(args))(*args)
+
+
+def product(weight: LibraryWeight, operands: Operands, after: tuple[After, ...]) -> Product | None:
+    """`out = x @ weight.t() + bias`, and what comes `after`; None where the library has no fast kernel for that."""
+    try:
+        return Product(weight, operands, after)
+    except OnednnError as error:
+        if error.status == onednn.UNIMPLEMENTED:
+            return None
+        raise
+
+
+def _is_over(given: object, out: torch.Tensor) -> bool:
+    """Whether a tensor is all of the product's result, in its order, whatever its shape."""
+    if not isinstance(given, torch.Tensor) or given.dtype != out.dtype or not given.is_contiguous():
+        return False
+    return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
+
+
+def _after(call: functools.partial[object], out: torch.Tensor) -> After | None:
+    op, args, kwargs = call.func, call.args, call.keywords
+    if op is _aten.gelu_.default and len(args) == 1 and kwargs.keys() <= {"approximate"}:
+        kind = _GELU.get(kwargs.get("approximate", "none"))
+        return None if kind is None else (kind, None)
+    if kwargs or not isinstance(op, torch._ops.OpOverload):
+        return None
+    if op in _OVER and len(args) == 1:
+        return _OVER[op], None
+    if op in _WITH and len(args) == 2 and isinstance(other := args[1], torch.Tensor):
+        return (_WITH[op], other) if _is_beside(other, args[0], out) else None
+    return None
+
+
+def _is_beside(other: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether another tensor has a number for each of the result, in its order, and none of its memory."""
+    if other.dtype != out.dtype or other.shape != given.shape or not other.is_contiguous():
+        return False
+    first, start = other.data_ptr(), out.data_ptr()
+    return first + other.nbytes <= start or start + out.nbytes <= first
