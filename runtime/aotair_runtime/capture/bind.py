@@ -9,6 +9,7 @@ import torch
 
 from ..devices import GraphSpace, Leading, Packed
 from ..devices.host_call import HostCall
+from ..devices.prepared import prepared
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
 from ..format.packed import read_packed
@@ -41,6 +42,7 @@ class Memory:
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
     groups: Sequence[str] = ()  # by axis of the mesh: whom collectives meet
+    by_others: bool = False  # whether other kernels than torch's may do what its ops do
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,14 @@ class Tensors:
         (number,) = read  # a rule of the format
         return self._memory.packed.get((self._bucket.tensors[number].index, self._program.ops[instruction.op].name))
 
+    def prepared(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Callable[[], object] | None:
+        """A call of the host that is ready for these arguments and does what `op` does, where there is one."""
+        if self._memory.space.arena.device.type != "cpu":
+            return None
+        return prepared(op, args, kwargs, self._memory.by_others)
+
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
         kind = dtype(found.dtype)
@@ -221,27 +231,34 @@ def bound_call(
     packed = tensors.packed(instruction)
     if instruction.form == Form.COPY:
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        if packed is not None and (call := _into(packed, op, args, kwargs, targets)) is not None:
+        if (call := _into(packed, op, args, kwargs, targets, tensors)) is not None:
             return call
         return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
+    if packed is None and (call := tensors.prepared(op, args, kwargs)) is not None:
+        return call
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)
     return _call(packed, op, args, kwargs, instruction)
 
 
 def _into(
-    packed: Packed,
+    packed: Packed | None,
     op: torch._ops.OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     targets: Sequence[torch.Tensor | None],
+    tensors: Tensors,
 ) -> Callable[[], object] | None:
-    """The call that writes its only result to its place by itself, where a packed weight has one."""
+    """The call that writes its only result to its place by itself, where there is one."""
     target, *others = targets
-    return None if target is None or others else packed.into(op, args, kwargs, target)
+    if target is None or others:
+        return None
+    if packed is not None:
+        return packed.into(op, args, kwargs, target)
+    return tensors.prepared(op, args, {**kwargs, "out": target})
 
 
 def _call(

@@ -4,7 +4,8 @@ How many tokens a sequence has is a number of the call, read by the kernel: what
 that lie one after the other are not copied.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,10 +61,20 @@ def _into(out: Tensor, given: Sequence[Any]) -> Tensor:
         own = [one.transpose(0, 1).unsqueeze(0) for one in _floats(of_heads, query.dtype)]
         # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
         asked = query[number].reshape(1, groups, share * tokens, width)
-        seen = mask[number : number + 1, :, :, :length].repeat(1, 1, share, 1)
+        seen = mask[number : number + 1, :, :, :length]
+        seen = seen.repeat(1, 1, share, 1) if tokens > 1 else seen.expand(1, 1, share, length)
         found = scaled_dot_product_attention(asked, own[0], own[1], attn_mask=seen, scale=scale)
         out[number].copy_(found.view(heads, tokens, -1))
     return out
+
+
+def prepared(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], object] | None:
+    """The op's call, whose arguments are looked at once; None where they do not fit each other: it then says so."""
+    try:
+        out = _shape_out(*args, **kwargs)
+    except (ValueError, TypeError):
+        return None
+    return functools.partial(_into, out, args)
 
 
 def _floats(rows: Sequence[Tensor], kind: torch.dtype) -> Sequence[Tensor]:

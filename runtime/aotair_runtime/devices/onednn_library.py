@@ -18,10 +18,11 @@ import torch
 
 # Numbers of dnnl_types.h and dnnl_common_types.h, which version 3 does not change.
 F32, BF16 = 3, 2
-SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
+SRC, SRC_1, DST, WEIGHTS, BIAS, SCALE, SHIFT, POST_OP = 1, 2, 17, 33, 41, 51, 52, 32768
 RELU, TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 0x20, 33, 41, 43, 44, 49
 ADD, MUL = 0x1FFF0, 0x1FFF1
 UNIMPLEMENTED = 3  # a status
+_INFERENCE, _USE_SCALE, _USE_SHIFT = 96, 2, 4
 _ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
 _IMPLEMENTATION, _WEIGHTS_DESC = 8, 131
 _MAX_DIMS = 12
@@ -64,6 +65,15 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
     "dnnl_post_ops_destroy": [c_void_p],
     "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 6],
+    "dnnl_layer_normalization_forward_primitive_desc_create": [
+        POINTER(c_void_p),
+        c_void_p,
+        c_int,
+        *[c_void_p] * 3,
+        c_float,
+        c_uint,
+        c_void_p,
+    ],
     "dnnl_reorder_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 5],
     "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
     "dnnl_primitive_desc_destroy": [c_void_p],
@@ -149,6 +159,10 @@ class Kept:
     def memory(self, desc: c_void_p, address: int) -> c_void_p:
         return self._new("memory", "dnnl_memory_create", desc, self.library.engine, c_void_p(address))
 
+    def argument(self, kind: int, desc: c_void_p, tensor: torch.Tensor) -> Argument:
+        """What a tensor that lies so is to a primitive; nobody but the caller keeps the tensor."""
+        return Argument(kind, self.memory(desc, tensor.data_ptr()))
+
     def stream(self) -> c_void_p:
         return self._new("stream", "dnnl_stream_create", self.library.engine, _IN_ORDER)
 
@@ -175,10 +189,17 @@ class Kept:
         attr: c_void_p | None = None,
     ) -> c_void_p | None:
         """The description of a product; None where oneDNN has no kernel for it."""
+        return self._described("dnnl_matmul_primitive_desc_create", x, weight, bias, out, attr)
+
+    def layer_norm(self, rows: c_void_p, eps: float, scale: bool, shift: bool) -> c_void_p | None:
+        """The description of a layer norm of rows, all of which lie so; None where oneDNN has no kernel for it."""
+        flags = _USE_SCALE * scale | _USE_SHIFT * shift
+        name = "dnnl_layer_normalization_forward_primitive_desc_create"
+        return self._described(name, _INFERENCE, rows, rows, None, eps, flags, None)
+
+    def _described(self, name: str, *args: object) -> c_void_p | None:
         try:
-            return self._new(
-                "primitive_desc", "dnnl_matmul_primitive_desc_create", self.library.engine, x, weight, bias, out, attr
-            )
+            return self._new("primitive_desc", name, self.library.engine, *args)
         except OnednnError as error:
             if error.status == UNIMPLEMENTED:
                 return None

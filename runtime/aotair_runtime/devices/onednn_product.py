@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .onednn_library import Argument, Kept, Library, OnednnError, library
+from .onednn_call import PreparedCall, fast, made_or_none
+from .onednn_library import Argument, Kept, Library, library
 
 _aten = torch.ops.aten
 _KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
@@ -87,9 +88,9 @@ class LibraryWeight:
     def address(self) -> int:
         return self._packed.data_ptr()
 
-    def keep(self) -> Kept:
-        """For objects of the same library."""
-        return Kept(self._kept.library)
+    @property
+    def library(self) -> Library:
+        return self._kept.library
 
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of another weight of that shape, at the same address."""
@@ -98,7 +99,7 @@ class LibraryWeight:
         with self._kept.library.held() as kept:
             plain = kept.desc(weight.shape[::-1], self.kind, weight.stride()[::-1])
             primitive = kept.primitive(kept.reorder(plain, self.desc))
-            args = [Argument(onednn.SRC, kept.memory(plain, weight.data_ptr())), Argument(onednn.DST, self.memory)]
+            args = [kept.argument(onednn.SRC, plain, weight), Argument(onednn.DST, self.memory)]
             kept.library.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
 
     def call(
@@ -163,18 +164,12 @@ class Operands:
 After = tuple[int, torch.Tensor | None]  # an algorithm that follows the product, and the other tensor that it reads
 
 
-class Product:
-    """A call of a kernel that was prepared for as many threads as there are: for others it is prepared anew. Raises
-    OnednnError where there is none."""
+class Product(PreparedCall):
+    """`out = x @ weight.t() + bias`, and what comes `after`."""
 
     def __init__(self, weight: LibraryWeight, operands: Operands, after: tuple[After, ...]):
         self._weight, self._operands, self._after = weight, operands, after
-        self._prepare()
-
-    def __call__(self) -> None:
-        if torch.get_num_threads() != self._threads:
-            self._prepare()
-        self._execute(self._primitive, self._stream, self._count, self._given)
+        super().__init__(weight.library)
 
     def then(self, call: Callable[[], object]) -> "Product | None":
         """The product that does what the call after it does as well; None where it cannot."""
@@ -183,35 +178,26 @@ class Product:
         after = _after(call, self._operands.out)
         return None if after is None else product(self._weight, self._operands, (*self._after, after))
 
-    def _prepare(self) -> None:
+    def described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
         weight, given = self._weight, self._operands
-        kept, kind, (rows, width), outs = weight.keep(), weight.kind, given.x.shape, given.out.shape[1]
+        kind, (rows, width), outs = weight.kind, given.x.shape, given.out.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
         bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
         attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._after])
-        desc = kept.matmul(x, weight.desc, bias, out, attr)
-        if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
-            raise OnednnError("a product", onednn.UNIMPLEMENTED)
-        args = [Argument(onednn.SRC, kept.memory(x, given.x.data_ptr())), Argument(onednn.WEIGHTS, weight.memory)]
-        args += [Argument(onednn.DST, kept.memory(out, given.out.data_ptr()))]
+        desc = fast(kept, kept.matmul(x, weight.desc, bias, out, attr), _FAST[kind])
+        args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
+        args.append(kept.argument(onednn.DST, out, given.out))
         if given.bias is not None and bias is not None:
-            args.append(Argument(onednn.BIAS, kept.memory(bias, given.bias.data_ptr())))
+            args.append(kept.argument(onednn.BIAS, bias, given.bias))
         for number, (_, other) in enumerate(self._after, 1):
             if other is not None:
-                args.append(Argument(onednn.POST_OP * number | onednn.SRC_1, kept.memory(out, other.data_ptr())))
-        self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
-        self._primitive, self._stream = kept.primitive(desc), kept.stream()
-        self._count, self._given = len(args), (Argument * len(args))(*args)
+                args.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, out, other))
+        return desc, args
 
 
 def product(weight: LibraryWeight, operands: Operands, after: tuple[After, ...]) -> Product | None:
     """`out = x @ weight.t() + bias`, and what comes `after`; None where the library has no fast kernel for that."""
-    try:
-        return Product(weight, operands, after)
-    except OnednnError as error:
-        if error.status == onednn.UNIMPLEMENTED:
-            return None
-        raise
+    return made_or_none(lambda: Product(weight, operands, after))
 
 
 def _is_over(given: object, out: torch.Tensor) -> bool:
