@@ -150,7 +150,7 @@ class TargetPart(Part):
     pack_weights: bool = Field(
         default=True,
         description="let nodes keep weights in the form that their kernels read fastest (CPU: linear layers in "
-        "bfloat16, and in float32 on AMD's processors), beside those in the file",
+        "bfloat16, and in float32 on AMD's processors or with a library of oneDNN), beside those in the file",
     )
 
     @property

@@ -34,7 +34,8 @@ class Target:
     def packs_product(self, weight: torch.dtype, numbers: int) -> bool:
         """Whether nodes may be faster where they pack the weight, of so many numbers, of a product that otherwise reads
         it as it is stored and writes to its place: measured by `benchmarks.packed`. Each node decides for itself."""
-        return self.packs and self.kind == "cpu" and weight == torch.float32 and numbers >= _LEAST_PACKED
+        packed = (torch.float32, torch.bfloat16)
+        return self.packs and self.kind == "cpu" and weight in packed and numbers >= _LEAST_PACKED
 
     def packs_int4(self, x: torch.dtype, rows: int) -> bool:
         """Whether a product with a weight of four bits is faster by the kernel for it than over floats made of it:

@@ -6,13 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aotair
 from aotair_runtime.capture import bind
-from aotair_runtime.devices import onednn_library, onednn_product
+from aotair_runtime.devices import onednn_library, onednn_norm, onednn_product
 from aotair_runtime.devices.onednn_product import LibraryWeight, Product
 
 aten = torch.ops.aten
@@ -264,6 +265,86 @@ def test_a_program_has_fewer_calls_and_the_same_answers(block: Path, monkeypatch
     for one in packed:
         assert sum(call is bind._done_before for call in one.calls) == 4  # gelu, silu; a sum, relu
         assert len(one.calls) == len(one.nodes)
+
+
+@pytest.mark.skipif(BF16 not in DTYPES, reason="the library has no fast kernels for bfloat16 on this processor")
+def test_in_bfloat16_few_rows_and_many_are_multiplied_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made, of = list[bind.Bound](), bind.Bound.__init__
+    monkeypatch.setattr(bind.Bound, "__init__", lambda self, *args: (of(self, *args), made.append(self))[0])
+    model, x = Block().to(BF16), {"shape": ["n", 256], "dtype": "bfloat16", "pad": "any"}
+    verify = {"atol": 0.05, "rtol": 0.05}
+    out = aotair.build(model=model, out=tmp_path / "m.aotair", inputs={"x": x}, buckets={"n": [4, 300]}, verify=verify)
+    made.clear()
+    with aotair.load(out) as served, torch.no_grad():
+        for rows in (3, 300):
+            given_to = torch.randn(rows, 256).to(BF16)
+            torch.testing.assert_close(served(given_to), model(given_to), atol=0.02, rtol=0.02)
+        held = sum(one.nbytes for one in {id(one): one for one in served._resident.packed.values()}.values())
+        assert held == 3 * 256 * 512 * 2, "a weight is packed once for all buckets"
+    assert [sum(isinstance(call, Product) for call in one.calls) for one in made] == [3, 3]
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    normalised=st.integers(1, 2),
+    weight=st.booleans(),
+    bias=st.booleans(),
+    eps=st.sampled_from([1e-12, 1e-5, 0.1]),
+)
+def test_a_layer_norm_is_that_of_torch(shape: list[int], normalised: int, weight: bool, bias: bool, eps: float):
+    random = torch.Generator().manual_seed(sum(shape))
+    own = shape[-normalised:]
+    x = torch.randn(shape, generator=random) * 3 + 5
+    parts = [torch.randn(own, generator=random) if there else None for there in (weight, bias)]
+    result = torch.full((2, *shape), 7.0)
+    call = onednn_norm.layer_norm((x, own, *parts, eps), {"out": result[0]})
+    assert call is not None
+    call()
+    want = torch.nn.functional.layer_norm(x.double(), own, eps=eps)
+    want = want * (1 if parts[0] is None else parts[0].double()) + (0 if parts[1] is None else parts[1].double())
+    torch.testing.assert_close(result[0].double(), want, atol=2e-4, rtol=1e-4)
+    assert (result[1] == 7).all()
+
+
+ROWS, ROW = torch.randn(4, 8), torch.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("args", "out"),
+    [
+        ((ROWS,), ROWS),
+        ((ROWS.double(), [8]), ROWS.double()),
+        ((ROWS, [8]), torch.empty(4, 7)),
+        ((ROWS, [4]), ROWS),
+        ((ROWS, [8], torch.ones(4)), ROWS),
+        ((ROWS, [8], torch.ones(16)[::2]), ROWS),
+        ((ROWS, [8], ROW.to(BF16)), ROWS),
+        ((ROWS.t(), [4]), torch.empty(8, 4)),
+        ((torch.empty(0, 8), [8]), torch.empty(0, 8)),
+        ((ROWS, 8), ROWS),
+        ((ROWS, [8], None, None, None), ROWS),
+        ((ROWS.to("meta"), [8]), ROWS),
+    ],
+)
+def test_what_is_no_such_layer_norm_is_left_to_torch(args, out):
+    assert onednn_norm.layer_norm((ROWS, [8], ROW, ROW, 1e-5, True), {"out": torch.empty(4, 8)}) is not None
+    assert onednn_norm.layer_norm(args, {"out": out}) is None
+
+
+def test_a_program_of_layer_norms_gives_torchs_own_numbers_where_nothing_is_packed(tmp_path: Path):
+    model, x = torch.nn.LayerNorm(64), torch.randn(3, 64)
+    out = aotair.build(model=model, out=tmp_path / "m.aotair", inputs={"input": x})
+    with aotair.load(out) as served, aotair.load(out, pack_weights=False) as plain, torch.no_grad():
+        assert torch.equal(plain(x), model(x))
+        torch.testing.assert_close(served(x), model(x), atol=1e-5, rtol=1e-5)
+        other = {"weight": torch.full((64,), 2.0), "bias": torch.ones(64)}
+        safetensors.torch.save_file(other, tmp_path / "other.safetensors")
+        served.load_weights(tmp_path / "other.safetensors")
+        torch.testing.assert_close(served(x), 2 * model(x) + 1, atol=1e-5, rtol=1e-5)
 
 
 # ---- threads, processes ----------------------------------------------------------------------------------------------

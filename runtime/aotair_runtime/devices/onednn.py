@@ -80,9 +80,10 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
 
 def packs(op: str, kind: torch.dtype) -> bool:
     """Whether an op reads weights of a dtype faster so on this processor."""
-    if kind != (torch.float32 if op in _PRODUCTS else torch.bfloat16) or (op not in _PRODUCTS and op != "aten::linear"):
-        return False
-    return onednn_product.has_kernels(kind) or _torch_packs(kind)
+    if op in _PRODUCTS:
+        return onednn_product.has_kernels(kind) or (kind == torch.float32 and _torch_packs(kind))
+    wanted = op == "aten::linear" and kind == torch.bfloat16
+    return wanted and (onednn_product.has_kernels(kind) or _torch_packs(kind))
 
 
 def packed(weight: torch.Tensor) -> Packed | None:
