@@ -1,4 +1,5 @@
-"""The sentence encoder with a bucket for each of five shapes, in float32 or bfloat16: its recipe and its artifact."""
+"""The sentence encoder with a bucket for each of five shapes: its recipe and its artifact; in float32, in bfloat16, or
+"mixed": in float32 with products in bfloat16 (`precision: bf16`)."""
 
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def recipe(dtype: str) -> dict[str, object]:
     return {
         **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
         "name": f"minilm_{dtype}",
-        "model": {"factory": "recipes.minilm:build", "dtype": dtype},
+        "model": {"factory": "recipes.minilm:build", "dtype": "float32" if dtype == "mixed" else dtype},
+        "config": {"experimental_config": {"precision": "bf16" if dtype == "mixed" else None}},
         "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
         **tolerance,
     }

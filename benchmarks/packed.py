@@ -1,4 +1,5 @@
-"""Linear layers on the CPU whose weights are packed at load, and the same layers that read them as stored.
+"""Linear layers on the CPU whose weights are packed at load, and the same layers that read them as stored: packed by a
+library of oneDNN where one is installed, and by torch's own.
 
 Tables of one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
 of them, in float32, in bfloat16 and in four bits: `Target.packs_product`, `packs_linear` and `packs_int4`, and on which
@@ -22,6 +23,7 @@ from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.devices.int4 import Int4Weight
 from aotair_runtime.devices.onednn import OnednnWeight, packs
+from aotair_runtime.devices.onednn_product import LibraryWeight, takes
 from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
@@ -45,17 +47,20 @@ def main() -> None:
         report(_loads(given.rebuild), given.json)
         return
     with torch.no_grad():
-        floats = _table("packed / as stored, in float32", functools.partial(_linear, torch.float32), given.blocks, 1024)
+        floats = _table("{way} / stored, in float32", functools.partial(_linear, torch.float32), given.blocks, 1024)
         halves = functools.partial(_linear, torch.bfloat16)
-        layers = _table("packed / as stored, in bfloat16", halves, given.blocks, 256)
-        four_bits = _table("weights of four bits / as stored, in bfloat16", _int4, given.blocks, 8)
-        _table("weights of four bits / floats made of them in each call", _int4_or_floats, given.blocks, 32)
+        layers = _table("{way} / stored, in bfloat16", halves, given.blocks, 256)
+        four_bits = _table("weights of {way} / stored, in bfloat16", _int4, given.blocks, 8)["four bits"]
+        _table("weights of four bits, {way} / floats made of them in each call", _int4_or_floats, given.blocks, 32)
         plain, _ = _encoder("float32", given.blocks, given.rebuild, not given.no_compile)
         encoder, cosine = _encoder("bfloat16", given.blocks, given.rebuild, not given.no_compile)
     rows = [
-        Row("linear layers in float32: packed / as stored, in the mean", 1.0, floats, "x"),
+        *(Row(f"linear layers in float32: {way} / stored, in the mean", 1.0, one, "x") for way, one in floats.items()),
         Row("encoder in float32, 5 shapes: packed / as stored, in the mean", 1.0, plain, "x"),
-        Row("linear layers of at most 256 rows: packed / as stored, in the mean", 1.0, layers, "x"),
+        *(
+            Row(f"linear layers in bfloat16, at most 256 rows: {way} / stored", 1.0, one, "x")
+            for way, one in layers.items()
+        ),
         Row("linear layers of at most 8 rows: four bits / as stored, in the mean", 1.0, four_bits, "x"),
         Row("encoder, 5 shapes: packed / as stored, in the mean", 1.0, encoder, "x"),
         Row("encoder: least cosine beside float32", 0.9998, cosine, at_least=True),
@@ -70,18 +75,21 @@ def _loads(rebuild: bool) -> list[Row]:
         return [_load(kind, rebuild) for kind, op in kinds.items() if packs(op, kind)]
 
 
-def _table(what: str, calls: Callable, blocks: int, most: int) -> float:
-    """Prints the ratios of two calls by layer and rows, and gives the mean of those of at most so many rows."""
-    lines, found = [], []
+def _table(what: str, calls: Callable, blocks: int, most: int) -> dict[str, float]:
+    """Prints the ratios of each way to call a layer to the last of them, by layer and rows; gives the means of those of
+    at most so many rows."""
+    lines: dict[str, list[list[str]]] = {}
+    found: dict[str, list[float]] = {}
     for width, out in LAYERS:
-        line = []
-        for rows in ROWS:
-            one, other = _medians(calls(rows, width, out), blocks).values()
-            line.append(f"{one / other:.2f}")
-            found += [one / other] if rows <= most else []
-        lines.append([f"{width} to {out}", *line])
-    print(f"{what}, by rows\n" + table(["layer", *map(str, ROWS)], lines) + "\n")
-    return statistics.geometric_mean(found)
+        times = [_medians(calls(rows, width, out), blocks) for rows in ROWS]
+        *ways, last = times[0]
+        for way in ways:
+            ratios = [one[way] / one[last] for one in times]
+            lines.setdefault(way, []).append([f"{width} to {out}", *(f"{ratio:.2f}" for ratio in ratios)])
+            found.setdefault(way, []).extend(ratio for rows, ratio in zip(ROWS, ratios) if rows <= most)
+    for way, its in lines.items():
+        print(f"{what.format(way=way)}, by rows\n" + table(["layer", *map(str, ROWS)], its) + "\n")
+    return {way: statistics.geometric_mean(ratios) for way, ratios in found.items()}
 
 
 def _linear(kind: torch.dtype, rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
@@ -91,18 +99,15 @@ def _linear(kind: torch.dtype, rows: int, width: int, out: int) -> dict[str, Cal
     weights = [torch.randn(out, width).to(kind) for _ in range(count)]
     x, bias = torch.randn(rows, width).to(kind), torch.randn(out).to(kind)
     result = torch.empty(rows, out, dtype=kind)
-    op = torch.ops.aten.linear.default
-    packed = [OnednnWeight(weight).call(op, (x, weight, bias), {}) for weight in weights]
-
-    def as_stored() -> None:
-        for weight in weights:
-            torch.addmm(bias, x, weight.t(), out=result)
-
-    def as_packed() -> None:
-        for call in packed:
-            result.copy_(call())
-
-    return {"packed": as_packed, "stored": as_stored}
+    op, given = torch.ops.aten.linear.default, (x, None, bias)
+    ways: dict[str, Callable[[], object]] = {}
+    if takes((out, width), kind):
+        calls = [LibraryWeight(weight).into(op, given, {}, result) for weight in weights]
+        ways["library"] = lambda: [call() for call in calls]
+    packed = [OnednnWeight(weight).call(op, given, {}) for weight in weights]
+    ways["packed"] = lambda: [result.copy_(call()) for call in packed]
+    ways["stored"] = lambda: [torch.addmm(bias, x, weight.t(), out=result) for weight in weights]
+    return ways
 
 
 def _int4(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:

@@ -24,7 +24,7 @@ from .common import BUILD, Row, options, report
 from .five_shapes import SHAPES, artifact, recipe
 
 CALLS = 10  # of a block
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": torch.bfloat16}
 Inputs = Mapping[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]
 
@@ -88,7 +88,11 @@ def _compiled(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) 
 
 
 def _aot_inductor(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    place = BUILD / "peers" / f"{dtype}-{'x'.join(map(str, inputs['input_ids'].shape))}.pt2"
+    place = (
+        BUILD
+        / "peers"
+        / f"{str(KINDS[dtype]).removeprefix('torch.')}-{'x'.join(map(str, inputs['input_ids'].shape))}.pt2"
+    )
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         with torch.inference_mode(False), torch.no_grad():
@@ -122,7 +126,7 @@ def _openvino(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) 
         program = torch.export.export(_model("float32"), (), given)
         converted = openvino.convert_model(program)
     how = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    how["INFERENCE_PRECISION_HINT"] = "bf16" if dtype == "bfloat16" else "f32"
+    how["INFERENCE_PRECISION_HINT"] = "f32" if dtype == "float32" else "bf16"
     request = openvino.Core().compile_model(converted, "CPU", how).create_infer_request()
     fed = [value.numpy() for value in inputs.values()]
 

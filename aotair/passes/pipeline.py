@@ -19,6 +19,7 @@ from . import (
     fold_norms,
     fold_tables,
     fuse,
+    lower_precision,
     merge_copies,
     merge_duplicates,
     recover_view_inplace,
@@ -74,6 +75,10 @@ def _folds_norms(config: CompilerConfig) -> bool:
     return config.experimental_config.fold_norms and config.experimental_config.fold_constants
 
 
+def _lowers_precision(config: CompilerConfig) -> bool:
+    return config.experimental_config.precision == "bf16"
+
+
 # Run until none of them finds anything: a copy that one removes may have been what kept another from a rewrite.
 REINPLACE = (
     # Before the next: it turns chains of writes to an intermediate into one, which the next can move into an input.
@@ -124,6 +129,9 @@ FINISH = (
     # After all that matches patterns, which look for norms and products as the model has them, and when nothing that is
     # computed twice or in vain counts as a reader. Before the next, which stores what this writes; not without it.
     Pass("fold_norms", fold_norms.run, _folds_norms),
+    # After all that matches patterns, and after norms became part of weights, which are so rounded once. Before the
+    # next, which stores the rounded weights; not without it.
+    Pass("lower_precision", lower_precision.run, _lowers_precision),
     # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
     Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.

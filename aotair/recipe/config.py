@@ -149,6 +149,11 @@ class ExperimentalConfig(_Options):
         description="make batch norms, and products and sums with constants, part of the weights before them: in "
         "float32 and float64, and not without fold_constants",
     )
+    precision: Literal["bf16"] | None = Field(
+        default=None,
+        description="bf16: products of float32 with weights, and attention over their results, read and write bfloat16 "
+        "and sum in float32; not without fold_constants; null: all is computed in the model's dtypes",
+    )
     pattern_fusion_pass: bool = Field(default=True, description="apply fusion rules, aotair's own and registered ones")
     disabled_fusion_rules: list[str] = Field(default_factory=list, description="names of fusion rules to leave out")
     plan_effort: float = Field(
@@ -164,6 +169,12 @@ class ExperimentalConfig(_Options):
         description="on NPUs (Atlas A2 and A3), read weights in the format NZ, into which each load casts them: those "
         "of products in int8, of groups, and of products in float16 and bfloat16",
     )
+
+    @model_validator(mode="after")
+    def _stores_rounded_weights(self) -> "ExperimentalConfig":
+        if self.precision is not None and not self.fold_constants:
+            raise ValueError("precision: bf16 stores rounded weights, which fold_constants: false leaves out: set one")
+        return self
 
 
 def _a_pass(value: object) -> object:

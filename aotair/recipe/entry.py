@@ -132,6 +132,8 @@ def _by_dtype(recipe: Recipe) -> tuple[float, float, float]:
     may move a number by a whole step."""
     parts = recipe.entry_points.values() if recipe.entry_points else (recipe,)
     kinds = {recipe.model.dtype, *(item.dtype for part in parts for item in part.inputs.values())} - {"int8"}
+    if recipe.config.experimental_config.precision == "bf16":
+        kinds.add("bfloat16")
     if recipe.quantize is not None and recipe.quantize.rounds_activations:
         kinds.add("int8")
     return next((found for kind, found in _TOLERANCES.items() if kind in kinds), _FLOAT32)

@@ -62,6 +62,8 @@ class Job:
 def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: CompilerConfig | None = None) -> Job:
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
+    if config is not None:
+        recipe = recipe.model_copy(update={"config": config})
     entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
     target = Target(recipe.target.device, recipe.target.pack_weights, recipe.target.allowed)
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
@@ -86,9 +88,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         tolerance=golden_tolerance(recipe),
         sampled=recipe.verify.level == "sampled",
         entries=entries,
-        written=recipe.model_copy(update={} if config is None else {"config": config}).model_dump(
-            mode="json", exclude=_NO_DATA
-        ),
+        written=recipe.model_dump(mode="json", exclude=_NO_DATA),
         files=tuple(recipe.folder / file for file in recipe.files),
         companions=_companions(recipe),
     )
