@@ -1,6 +1,7 @@
 """Weights packed for the processor: made at load, read by linear layers alone, and made again for other weights."""
 
 import mmap
+import shutil
 import struct
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 import aotair
 from aotair_runtime.capture.bind import Memory, bind
 from aotair_runtime.devices import int4, onednn, onednn_library, onednn_product, open_device
-from aotair_runtime.errors import MalformedError, WeightsError
+from aotair_runtime.errors import AotairError, MalformedError, WeightsError
 from aotair_runtime.format import codec
 from aotair_runtime.format.packed import packed_constants
 from aotair_runtime.format.rules import check_program
@@ -559,6 +560,16 @@ def test_a_packed_weight_elsewhere_is_refused(path: Path, change):
     check_program(program, "x")
     with pytest.raises(MalformedError):
         check_program(change(program), "x")
+
+
+@packing
+def test_an_instruction_without_a_place_for_its_result_is_refused(path: Path, tmp_path: Path):
+    shutil.copytree(path, tmp_path / "m.aotair")
+    file = tmp_path / "m.aotair" / "program.msgpack"
+    program = codec.parse(file.read_bytes(), "x")
+    file.write_bytes(codec.dump(with_instruction(program, lambda _, item: replace(item, outs=()))))
+    with pytest.raises(AotairError):
+        aotair.load(tmp_path / "m.aotair")
 
 
 @packing

@@ -42,7 +42,6 @@ class Memory:
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
     groups: Sequence[str] = ()  # by axis of the mesh: whom collectives meet
-    by_others: bool = False  # whether other kernels than torch's may do what its ops do
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,16 @@ def bind(
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
         made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists, memory.groups)
-        if _is_done_before(calls, made):
+        if _is_taken_over(calls, made):
             made = _done_before
         if isinstance(made, HostCall):
             updated.append(made)
             made = functools.partial(memory.space.grouped, made)
         calls.append(made)
         nodes.append(item.node)
+    for call in calls:
+        if isinstance(call, Leading):
+            call.prepare()
     if stream:
         calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
@@ -111,8 +113,9 @@ def bind(
     return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
 
 
-def _is_done_before(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
-    """Let the last of the calls do what the one after it would as well, and say whether it can."""
+def _is_taken_over(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
+    """Whether the last of the calls does what the one after it would as well: where it can, it is replaced by one that
+    does."""
     last = len(calls) - 1
     while last >= 0 and calls[last] is _done_before:
         last -= 1
@@ -167,7 +170,7 @@ class Tensors:
         """A call of the host that is ready for these arguments and does what `op` does, where there is one."""
         if self._memory.space.arena.device.type != "cpu":
             return None
-        return prepared(op, args, kwargs, self._memory.by_others)
+        return prepared(op, args, kwargs)
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
@@ -230,8 +233,9 @@ def bound_call(
     _refuse_read_only(instruction, op, tensors, written)
     packed = tensors.packed(instruction)
     if instruction.form == Form.COPY:
+        _refuse_other_numbers(instruction, op)
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        if (call := _into(packed, op, args, kwargs, targets, tensors)) is not None:
+        if (call := _into(packed, op, args, kwargs, targets)) is not None:
             return call
         return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
@@ -250,15 +254,11 @@ def _into(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     targets: Sequence[torch.Tensor | None],
-    tensors: Tensors,
 ) -> Callable[[], object] | None:
-    """The call that writes its only result to its place by itself, where there is one."""
-    target, *others = targets
-    if target is None or others:
+    """The call that writes its only result to its place by itself, where a packed weight has one."""
+    if packed is None or len(targets) != 1 or (target := targets[0]) is None:
         return None
-    if packed is not None:
-        return packed.into(op, args, kwargs, target)
-    return tensors.prepared(op, args, {**kwargs, "out": target})
+    return packed.into(op, args, kwargs, target)
 
 
 def _call(
@@ -314,6 +314,14 @@ def _copying(
             target.copy_(result)
 
     return run
+
+
+def _refuse_other_numbers(instruction: Instruction, op: torch._ops.OpOverload) -> None:
+    """Raises MalformedError where there is not a place for each result, or none; a list has any number of them."""
+    returns = op._schema.returns
+    if all(str(one.type) == "Tensor" for one in returns) and len(instruction.outs) != len(returns):
+        what = f"{op} gives {len(returns)} results, and {len(instruction.outs)} have a place"
+        raise MalformedError(what, where=instruction.node)
 
 
 def _refuse_read_only(

@@ -40,12 +40,11 @@ class Parts:
 @dataclass(frozen=True)
 class Resident:
     """The tensors of a loaded model that stay where they are, and its packed constants by number and op; none once it
-    is closed. `by_others`: whether other kernels than torch's may do what its ops do."""
+    is closed."""
 
     constants: tuple[torch.Tensor, ...] = ()
     states: tuple[torch.Tensor, ...] = ()
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
-    by_others: bool = False
 
     @property
     def by_number(self) -> dict[int, Packed]:
@@ -188,9 +187,7 @@ class Graphs:
         bucket, here = self.spec.buckets[number], self.resident
         lists = dict(zip(self._listed, legal_arguments(self.parts.program, self.spec, bucket.sizes)))
         found = space or self.pools[number].space
-        return Memory(
-            found, here.constants, here.states, in_place, lists, here.packed, self.parts.groups, here.by_others
-        )
+        return Memory(found, here.constants, here.states, in_place, lists, here.packed, self.parts.groups)
 
     # ---- capturing ----------------------------------------------------------------------------------------------
 

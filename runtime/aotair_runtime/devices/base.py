@@ -157,6 +157,9 @@ class Leading(Protocol):
     def then(self, call: Callable[[], object]) -> Callable[[], object] | None:
         """One call for both; None where there is none."""
 
+    def prepare(self) -> None:
+        """Make ready what its first call would otherwise: it follows nothing more."""
+
 
 class Allocates:
     """A packed weight whose ops without an out argument give memory of their own."""

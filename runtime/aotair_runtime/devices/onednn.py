@@ -12,7 +12,6 @@ from .base import Allocates, Packed
 
 _ops = torch.ops.mkldnn
 _MKL_IS_SLOW_ON = ("AuthenticAMD", "HygonGenuine")  # vendors, as the system names them
-_PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments, but for where the result goes
 _NEEDED = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes")
 
 
@@ -37,7 +36,7 @@ class OnednnWeight(Allocates):
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], torch.Tensor] | None:
-        if op.name() in _PRODUCTS:
+        if op.name() in onednn_product.PRODUCTS:
             return self._product(op, args, kwargs)
         x, _, bias = (*args, kwargs.get("bias"))[:3]
         if len(args) > 3 or kwargs.keys() - {"bias"} or not _fit(x, self._packed, bias):
@@ -51,7 +50,7 @@ class OnednnWeight(Allocates):
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], torch.Tensor] | None:
         """A product of matrices, the second of which is the weight with its dimensions swapped, copied to its place."""
-        if len(args) != _PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
+        if len(args) != onednn_product.PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
             return None
         *biases, x, seen = args
         bias, out = biases[0] if biases else None, kwargs["out"]
@@ -80,7 +79,7 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
 
 def packs(op: str, kind: torch.dtype) -> bool:
     """Whether an op reads weights of a dtype faster so on this processor."""
-    if op in _PRODUCTS:
+    if op in onednn_product.PRODUCTS:
         return onednn_product.has_kernels(kind) or (kind == torch.float32 and _torch_packs(kind))
     wanted = op == "aten::linear" and kind == torch.bfloat16
     return wanted and (onednn_product.has_kernels(kind) or _torch_packs(kind))
@@ -130,7 +129,7 @@ def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
 
 @functools.cache
 def _packed_bytes(shape: tuple[int, ...], kind: torch.dtype, threads: int) -> int:
-    return OnednnWeight(torch.empty(shape, dtype=kind)).nbytes
+    return OnednnWeight(torch.empty(shape, dtype=kind, device="cpu")).nbytes
 
 
 @contextlib.contextmanager

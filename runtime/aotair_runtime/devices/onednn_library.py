@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from ..errors import RequirementError
+
 # Numbers of dnnl_types.h and dnnl_common_types.h, which version 3 does not change.
 F32, BF16 = 3, 2
-SRC, SRC_1, DST, WEIGHTS, BIAS, SCALE, SHIFT, POST_OP = 1, 2, 17, 33, 41, 51, 52, 32768
-RELU, TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 0x20, 33, 41, 43, 44, 49
+SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
+TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 33, 41, 43, 44, 49
 ADD, MUL = 0x1FFF0, 0x1FFF1
 UNIMPLEMENTED = 3  # a status
-_INFERENCE, _USE_SCALE, _USE_SHIFT = 96, 2, 4
 _ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
 _IMPLEMENTATION, _WEIGHTS_DESC = 8, 131
 _MAX_DIMS = 12
@@ -65,15 +66,6 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
     "dnnl_post_ops_destroy": [c_void_p],
     "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 6],
-    "dnnl_layer_normalization_forward_primitive_desc_create": [
-        POINTER(c_void_p),
-        c_void_p,
-        c_int,
-        *[c_void_p] * 3,
-        c_float,
-        c_uint,
-        c_void_p,
-    ],
     "dnnl_reorder_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 5],
     "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
     "dnnl_primitive_desc_destroy": [c_void_p],
@@ -83,11 +75,11 @@ _CALLS: dict[str, list[Any]] = {
 }
 
 
-class OnednnError(RuntimeError):
+class OnednnError(RequirementError):
     """oneDNN refuses a call; `status` is its number for why."""
 
     def __init__(self, name: str, status: int):
-        super().__init__(f"{name} of oneDNN failed with status {status}")
+        super().__init__(f"{name} of oneDNN failed with status {status}", fix="load with pack_weights=False")
         self.status = status
 
 
@@ -157,6 +149,8 @@ class Kept:
         return self._new("memory_desc", "dnnl_memory_desc_create_with_strides", len(shape), dims, kind, spread)
 
     def memory(self, desc: c_void_p, address: int) -> c_void_p:
+        if not address:
+            raise ValueError("a tensor without memory is given to oneDNN")
         return self._new("memory", "dnnl_memory_create", desc, self.library.engine, c_void_p(address))
 
     def argument(self, kind: int, desc: c_void_p, tensor: torch.Tensor) -> Argument:
@@ -189,17 +183,9 @@ class Kept:
         attr: c_void_p | None = None,
     ) -> c_void_p | None:
         """The description of a product; None where oneDNN has no kernel for it."""
-        return self._described("dnnl_matmul_primitive_desc_create", x, weight, bias, out, attr)
-
-    def layer_norm(self, rows: c_void_p, eps: float, scale: bool, shift: bool) -> c_void_p | None:
-        """The description of a layer norm of rows, all of which lie so; None where oneDNN has no kernel for it."""
-        flags = _USE_SCALE * scale | _USE_SHIFT * shift
-        name = "dnnl_layer_normalization_forward_primitive_desc_create"
-        return self._described(name, _INFERENCE, rows, rows, None, eps, flags, None)
-
-    def _described(self, name: str, *args: object) -> c_void_p | None:
+        name = "dnnl_matmul_primitive_desc_create"
         try:
-            return self._new("primitive_desc", name, self.library.engine, *args)
+            return self._new("primitive_desc", name, self.library.engine, x, weight, bias, out, attr)
         except OnednnError as error:
             if error.status == UNIMPLEMENTED:
                 return None
@@ -245,20 +231,31 @@ def why_none() -> str:
 
 @functools.cache
 def _found() -> tuple[Library | None, str]:
+    reasons = list[str]()
     for name in (*(Path(sysconfig.get_path("data"), "lib", name) for name in _NAMES), *_NAMES):
         if isinstance(name, Path) and not name.is_file():
             continue
-        try:
-            lib = ctypes.CDLL(str(name))
-            made = Library(lib)
-        except (OSError, AttributeError):  # not there, or none of that interface
-            continue
-        if made.version[0] != 3 or made.runtime != _OPENMP:
-            return None, f"{name} is not of version 3 for OpenMP"
-        if not _shares_threads(lib):
-            return None, f"{name} has threads of its own, beside torch's"
-        return made, ""
-    return None, "not installed"
+        found = _opened(str(name))
+        if isinstance(found, Library):
+            return found, ""
+        reasons.append(found)
+    first = next(filter(None, reasons), "not installed")
+    return None, f"{first}: pip install onednn-cpu-gomp"
+
+
+def _opened(name: str) -> Library | str:
+    """The library of that name, or why it will not do; empty where there is none."""
+    try:
+        lib = ctypes.CDLL(name)
+    except OSError as error:
+        return f"{error}" if Path(name).is_absolute() else ""
+    try:
+        made = Library(lib)
+    except AttributeError:
+        return f"{name} has not the interface of oneDNN 3"
+    if made.version[0] != 3 or made.runtime != _OPENMP:
+        return f"{name} is not oneDNN 3 for OpenMP"
+    return made if _shares_threads(lib) else f"{name} has threads of its own, beside torch's"
 
 
 def _shares_threads(lib: ctypes.CDLL) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .onednn_call import PreparedCall, fast, made_or_none
+from .onednn_call import PreparedCall, made_or_none, require_fast
 from .onednn_library import Argument, Kept, Library, library
 
 _aten = torch.ops.aten
@@ -18,16 +18,16 @@ _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how 
 _PROBE = 64  # rows for which the layout is asked: it is the same for all
 _MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
 
-# Ops that write over their first argument number by number. With which algorithm; the others have one argument more.
+# Ops that write over their first argument number by number, and the algorithms for them; those with another tensor
+# below. Not relu_: oneDNN's makes 0 of NaN.
 _OVER: Mapping[torch._ops.OpOverload, int] = {
-    _aten.relu_.default: onednn.RELU,
     _aten.tanh_.default: onednn.TANH,
     _aten.sigmoid_.default: onednn.LOGISTIC,
     _aten.silu_.default: onednn.SWISH,
 }
 _GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
 _WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
-_PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
+PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
 
 
 def takes(shape: Sequence[int], kind: torch.dtype) -> bool:
@@ -79,7 +79,7 @@ class LibraryWeight:
         found = _layout(self._kept, weight.shape, self.kind)
         assert found is not None  # as it was asked before
         self.desc, self.nbytes = found
-        self._packed = torch.empty(self.nbytes, dtype=torch.uint8)
+        self._packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         self.memory = self._kept.memory(self.desc, self._packed.data_ptr())
         self._shape, self._dtype = weight.shape, weight.dtype
         self.fill(weight)
@@ -105,41 +105,56 @@ class LibraryWeight:
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], object] | None:
-        if op.name() not in _PRODUCTS:
-            return functools.partial(op, *args, **kwargs) if self._into(args, kwargs, None) else None
-        if len(args) != _PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
+        found = self._operands(op, args, kwargs)
+        if found is None:
             return None
-        *biases, x, seen = args
-        turned = isinstance(seen, torch.Tensor) and seen.shape == self._shape[::-1] and seen.t().is_contiguous()
-        found = self._fitting(x, biases[0] if biases else None, kwargs["out"]) if turned else None
-        return None if found is None else product(self, found, ()) or functools.partial(op, *args, **kwargs)
+        made = None
+        if op.name() in PRODUCTS:
+            out = self._place(kwargs["out"], found)
+            if out is None:
+                return None
+            made = product(self, found, out, ())
+        return made or functools.partial(op, *args, **kwargs)
 
     def into(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor
     ) -> Callable[[], object] | None:
-        found = self._into(args, kwargs, result)
-        return None if found is None else product(self, found, ())
+        found, x = self._operands(op, args, kwargs), args[0] if args else None
+        if found is None or not isinstance(x, torch.Tensor) or result.shape != (*x.shape[:-1], self._shape[0]):
+            return None
+        out = self._place(_rows(result), found)
+        return None if out is None else product(self, found, out, ())
 
-    def _into(
-        self, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor | None
+    def _operands(
+        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> "Operands | None":
-        """What a linear layer reads and writes; without a result, one of its shape that nobody writes into."""
-        x, _, bias = (*args, None, kwargs.get("bias"))[:3] if len(args) < 3 else args[:3]
-        if len(args) not in (2, 3) or kwargs.keys() - {"bias"} or not isinstance(x, torch.Tensor) or not x.dim():
+        """What a call reads beside the weight, where it fits it."""
+        if op.name() not in PRODUCTS:
+            if len(args) not in (2, 3) or kwargs.keys() - ({"bias"} if len(args) == 2 else set()):
+                return None
+            x, bias = args[0], args[2] if len(args) == 3 else kwargs.get("bias")
+            return self._fitting(_rows(x), bias) if isinstance(x, torch.Tensor) else None
+        if len(args) != PRODUCTS[op.name()] or kwargs.keys() != {"out"}:
             return None
-        shape = (*x.shape[:-1], self._shape[0])
-        if result is None:
-            result = torch.empty(shape, dtype=self._dtype)
-        return self._fitting(_rows(x), bias, _rows(result)) if result.shape == shape else None
+        *biases, x, seen = args
+        turned = isinstance(seen, torch.Tensor) and seen.shape == self._shape[::-1] and seen.t().is_contiguous()
+        if not turned or any(bias is None for bias in biases):
+            return None
+        return self._fitting(x, biases[0] if biases else None)
 
-    def _fitting(self, x: object, bias: object, out: object) -> "Operands | None":
-        """The operands, where they fit the weight and lie without gaps."""
-        if not isinstance(x, torch.Tensor) or not isinstance(out, torch.Tensor) or x.dim() != 2 or not len(x):
+    def _fitting(self, x: object, bias: object) -> "Operands | None":
+        if not isinstance(x, torch.Tensor) or x.dim() != 2 or not self._is_dense(x, (len(x), self._shape[1])):
             return None
-        dense = self._is_dense(x, (len(x), self._shape[1])) and self._is_dense(out, (len(x), self._shape[0]))
-        if not dense or not (bias is None or self._is_dense(bias, self._shape[:1])):
+        if not len(x) or not (bias is None or self._is_dense(bias, self._shape[:1])):
             return None
-        return Operands(x, bias if isinstance(bias, torch.Tensor) else None, out)
+        return Operands(x, bias if isinstance(bias, torch.Tensor) else None)
+
+    def _place(self, out: object, operands: "Operands") -> torch.Tensor | None:
+        """Where the result goes, if it has its shape, lies without gaps, and over nothing that is read."""
+        if not isinstance(out, torch.Tensor) or not self._is_dense(out, (len(operands.x), self._shape[0])):
+            return None
+        read = [one for one in (operands.x, operands.bias) if one is not None]
+        return None if any(_meet(out, one) for one in read) else out
 
     def _is_dense(self, given: object, shape: Sequence[int]) -> bool:
         """Whether it is a tensor of this shape without gaps, of the weight's dtype."""
@@ -154,50 +169,59 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class Operands:
-    """Tensors without gaps: x (rows, in), the bias (out,), and where the result goes, (rows, out)."""
+    """Tensors without gaps: x (rows, in), and the bias (out,)."""
 
     x: torch.Tensor
     bias: torch.Tensor | None
-    out: torch.Tensor
 
 
-After = tuple[int, torch.Tensor | None]  # an algorithm that follows the product, and the other tensor that it reads
+Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows the product, and the other tensor that it reads
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors without gaps share memory."""
+    first, start = one.data_ptr(), other.data_ptr()
+    return first < start + other.nbytes and start < first + one.nbytes
 
 
 class Product(PreparedCall):
-    """`out = x @ weight.t() + bias`, and what comes `after`."""
+    """`out = x @ weight.t() + bias`, and what its followers do to that."""
 
-    def __init__(self, weight: LibraryWeight, operands: Operands, after: tuple[After, ...]):
-        self._weight, self._operands, self._after = weight, operands, after
+    def __init__(self, weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]):
+        self._weight, self._operands, self._out, self._followers = weight, operands, out, followers
         super().__init__(weight.library)
 
     def then(self, call: Callable[[], object]) -> "Product | None":
         """The product that does what the call after it does as well; None where it cannot."""
-        if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._operands.out):
+        if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._out):
             return None
-        after = _after(call, self._operands.out)
-        return None if after is None else product(self._weight, self._operands, (*self._after, after))
+        follower = _follower(call, self._out)
+        if follower is None:
+            return None
+        return product(self._weight, self._operands, self._out, (*self._followers, follower))
 
     def described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
-        weight, given = self._weight, self._operands
-        kind, (rows, width), outs = weight.kind, given.x.shape, given.out.shape[1]
+        weight, given, result = self._weight, self._operands, self._out
+        kind, (rows, width), outs = weight.kind, given.x.shape, result.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
         bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
-        attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._after])
-        desc = fast(kept, kept.matmul(x, weight.desc, bias, out, attr), _FAST[kind])
+        attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._followers])
+        desc = require_fast(kept, kept.matmul(x, weight.desc, bias, out, attr), _FAST[kind])
         args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
-        args.append(kept.argument(onednn.DST, out, given.out))
+        args.append(kept.argument(onednn.DST, out, result))
         if given.bias is not None and bias is not None:
             args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        for number, (_, other) in enumerate(self._after, 1):
+        for number, (_, other) in enumerate(self._followers, 1):
             if other is not None:
                 args.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, out, other))
         return desc, args
 
 
-def product(weight: LibraryWeight, operands: Operands, after: tuple[After, ...]) -> Product | None:
-    """`out = x @ weight.t() + bias`, and what comes `after`; None where the library has no fast kernel for that."""
-    return made_or_none(lambda: Product(weight, operands, after))
+def product(
+    weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]
+) -> Product | None:
+    """The call; None where the library has no fast kernel for that."""
+    return made_or_none(lambda: Product(weight, operands, out, followers))
 
 
 def _is_over(given: object, out: torch.Tensor) -> bool:
@@ -207,7 +231,7 @@ def _is_over(given: object, out: torch.Tensor) -> bool:
     return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
 
 
-def _after(call: functools.partial[object], out: torch.Tensor) -> After | None:
+def _follower(call: functools.partial[object], out: torch.Tensor) -> Follower | None:
     op, args, kwargs = call.func, call.args, call.keywords
     if op is _aten.gelu_.default and len(args) == 1 and kwargs.keys() <= {"approximate"}:
         kind = _GELU.get(kwargs.get("approximate", "none"))
@@ -225,5 +249,4 @@ def _is_beside(other: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> b
     """Whether another tensor has a number for each of the result, in its order, and none of its memory."""
     if other.dtype != out.dtype or other.shape != given.shape or not other.is_contiguous():
         return False
-    first, start = other.data_ptr(), out.data_ptr()
-    return first + other.nbytes <= start or start + out.nbytes <= first
+    return not _meet(other, out)

@@ -11,6 +11,7 @@ import torch
 
 from ..devices import KINDS, Device, open_device
 from ..devices.onednn_library import library, why_none
+from ..devices.onednn_product import has_kernels
 from ..errors import AotairError
 from ..format.text import table
 
@@ -63,7 +64,7 @@ class Node:
             ["system", self.system],
             ["processor", f"{self.instruction_set}, {self.cores} cores, {self.threads} threads"],
             ["computed through float32", ", ".join(self.emulated) or "nothing"],
-            ["oneDNN", self.onednn or f"torch's own ({why_none()})"],
+            ["oneDNN", self.onednn or f"torch's own ({why_none() or 'the library has no fast kernels here'})"],
             ["memory", f"{self.available:,} of {self.memory:,} bytes available"],
         ]
         rows += [row for found in self.devices for row in _rows(found)]
@@ -81,11 +82,16 @@ def this_node() -> Node:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         torch.get_num_threads(),
         tuple(sorted(emulated())),
-        "" if (found := library()) is None else ".".join(map(str, found.version)),
+        _onednn(),
         open_device("cpu").total(),
         available_memory(),
         tuple(found for kind in KINDS if kind != "cpu" for found in _devices(kind)),
     )
+
+
+def _onednn() -> str:
+    found = library()
+    return ".".join(map(str, found.version)) if found is not None and has_kernels(torch.float32) else ""
 
 
 def instruction_set() -> str:

@@ -24,7 +24,7 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
         for number in {number for number, _ in packed}:
             if constants[number].data_ptr() == artifact.constants[number].data_ptr():
                 give_back(constants[number])
-    return Resident(constants, states, packed, by_others=pack_weights)
+    return Resident(constants, states, packed)
 
 
 def _placed(artifact: Artifact, device: Device, pack_weights: bool) -> tuple[torch.Tensor, ...]:
