@@ -6,16 +6,17 @@ such products and only moves numbers, or maps each by itself in a way that kerne
 and writes bfloat16 without a detour; so does attention whose queries, keys and values come from such products: its
 softmax is computed in float32 in any dtype. Norms, sums of residuals, and all that is not named here stay in float32.
 
-Left alone: weights that something else reads, which would be stored twice; small ones, whose products cost less than
-casts; attention over other keys, as those of a cache, or with a mask of numbers, which bfloat16 would round.
+Left alone: what is written over, which may be another when it is read; weights that something else reads, which would be
+stored twice; small ones, whose products cost less than casts; attention over other keys, as those of a cache, or with a
+mask of numbers, which bfloat16 would round.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch.fx.node import Argument, Node
 
-from ..graph.alias import base, root
+from ..graph.alias import base, root, written_roots
 from ..graph.derived import is_constant
 from ..graph.layers import Writer
 from ..graph.operand import op_of, operand
@@ -44,23 +45,34 @@ _SINGLE = frozenset(
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph, casts = module.graph, dict[Node, Node]()
     products = [node for node in graph.nodes if _is_product(node)]
-    constants = constant_nodes(graph)
-    reasons = {node: _why_not(operand(node, _WEIGHTS[op_of(node)]), products, constants) for node in products}
+    constants, written = constant_nodes(graph), written_roots(graph)
+    reasons = {node: _why_written(node, written) or _why_not(_weight(node), products, constants) for node in products}
     for node, why in reasons.items():
         if why:
             edits.declined(node, why)
         elif edits.may(node, "computed in bfloat16"):
             _narrowed(node, tuple(node.args), casts)
-    _go_through(graph)
+    _go_through(graph, written)
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
-        _try_attention(node, casts, edits)
-    _go_through(graph)
+        if not _why_written(node, written):
+            _try_attention(node, casts, edits)
+    _go_through(graph, written)
 
 
 def _is_product(node: Node) -> bool:
     if node.op != "call_function" or node.target not in _WEIGHTS or node.kwargs or node.meta["val"].dtype != _WIDE:
         return False
     return all(isinstance(arg, Node) for arg in node.args if arg is not None)
+
+
+def _weight(node: Node) -> Node:
+    return operand(node, _WEIGHTS[op_of(node)])
+
+
+def _why_written(node: Node, written: Container[Node]) -> str:
+    """Which argument of a call is written over, so that it may be another later; empty where none is."""
+    found = next((one for one in (node, *node.all_input_nodes) if root(one) in written), None)
+    return "" if found is None else f"{found.name} is written over"
 
 
 def _why_not(weight: Node, products: Sequence[Node], constants: set[Node]) -> str:
@@ -126,13 +138,15 @@ def _cast(node: Node, user: Node, casts: dict[Node, Node]) -> Node:
 # ---- between two products --------------------------------------------------------------------------------------------
 
 
-def _go_through(graph: torch.fx.Graph) -> None:
+def _go_through(graph: torch.fx.Graph, written: Container[Node]) -> None:
     """What is widened, moved or mapped, and narrowed again, is moved or mapped as it is."""
     found = True
     while found:
         found = False
         for node in graph.find_nodes(op="call_function", target=_COPY):
-            if not node._erased and _is_cast(node, _NARROW) and (other := _as_it_is(operand(node), node)) is not None:
+            if node._erased or not _is_cast(node, _NARROW):
+                continue
+            if (other := _as_it_is(operand(node), node, written)) is not None:
                 node.replace_all_uses_with(other)
                 _erase_unread(node)
                 found = True
@@ -149,11 +163,13 @@ def _erase_unread(node: Node) -> None:
         _erase_unread(one)
 
 
-def _as_it_is(node: Node, place: Node) -> Node | None:
+def _as_it_is(node: Node, place: Node, written: Container[Node]) -> Node | None:
     """What stands in bfloat16, before `place`, for a value of float32: what it was before it was widened, or what
     follows from that."""
+    if root(node) in written:
+        return None
     if (source := _widened(node)) is not None:
-        return source
+        return None if root(source) in written else source
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return None
     is_view = base(node) is node.args[0]
@@ -162,7 +178,7 @@ def _as_it_is(node: Node, place: Node) -> Node | None:
         return None
     if any(arg is not node.args[0] and isinstance(arg.meta["val"], torch.Tensor) for arg in node.all_input_nodes):
         return None
-    source = _as_it_is(node.args[0], place)
+    source = _as_it_is(node.args[0], place, written)
     return (
         None if source is None else Writer(place, node, set()).call(op_of(node), source, *node.args[1:], **node.kwargs)
     )

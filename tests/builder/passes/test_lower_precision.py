@@ -8,6 +8,7 @@ import torch
 from graphs import answers, run_pass, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotair
 from aotair.errors import RecipeError
@@ -159,6 +160,32 @@ def test_it_declines(function, inputs, constants: int, why: str):
     module, edits = lowered(function, *inputs, constants=constants)
     assert not edits.count and targets(module) == targets(trace(function, *inputs))
     assert (why and why in " ".join(one.text for one in edits.accounts)) or not edits.accounts
+
+
+def _input_written(x, w, v, b):
+    first = aten.linear.default(x, w, b)
+    aten.mul_.Tensor(x, 2.0)
+    return (first + aten.linear.default(x, w, b),)
+
+
+def _result_written(x, w, v, b):
+    first = aten.linear.default(x, w, b)
+    kept = aten.view.default(first, [16, 192])
+    aten.mul_.Tensor(first, 2.0)
+    return (aten.linear.default(aten.gelu.default(kept), v, b),)
+
+
+@pytest.mark.parametrize("function", [_input_written, _result_written])
+def test_what_is_written_over_is_read_when_it_was(function):
+    values = (X, *WEIGHTS)
+    module = make_fx(function, tracing_mode="fake")(*values)  # with linear taken apart
+    for node in module.graph.find_nodes(op="placeholder")[1:]:
+        mark_constant(node)
+    want = answers(module, values)
+    edits = run_pass(lower_precision, module)
+    for got, wanted in zip(answers(module, values), want, strict=True):
+        torch.testing.assert_close(got, wanted, atol=0.05, rtol=0.05)
+    assert any("is written over" in one.text for one in edits.accounts)
 
 
 def test_a_map_that_others_read_in_float32_is_computed_once():
