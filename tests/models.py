@@ -607,6 +607,26 @@ class Shared(torch.nn.Module):
         return self.head(x) + self.calls
 
 
+class KnowsItsPlace(torch.nn.Module):
+    """A model of two ranks, each of which has a buffer of its own that a table of the sizes follows from."""
+
+    def __init__(self, mesh=None):
+        super().__init__()
+        self.mesh, rank = mesh, 0 if mesh is None else mesh.get_local_rank("tp")
+        self.scale = torch.nn.Parameter(torch.rand(16))
+        self.register_buffer("place", torch.full((1,), float(rank)), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed import _functional_collectives as collectives
+
+        rows = torch.arange(x.shape[0]).unsqueeze(1)
+        if self.mesh is not None:
+            rows = collectives.all_reduce(torch.sin(rows * self.place), "sum", (self.mesh, 0))
+        else:
+            rows = torch.sin(rows.float())
+        return x * self.scale + rows
+
+
 class SharesItself(torch.nn.Module):
     """A model that calls functional collectives of torch itself: with a mesh it has one rank's parts."""
 

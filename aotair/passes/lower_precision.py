@@ -6,9 +6,9 @@ such products and only moves numbers, or maps each by itself in a way that kerne
 and writes bfloat16 without a detour; so does attention whose queries, keys and values come from such products: its
 softmax is computed in float32 in any dtype. Norms, sums of residuals, and all that is not named here stay in float32.
 
-Left alone: what is written over, which may be another when it is read; weights that something else reads, which would be
-stored twice; small ones, whose products cost less than casts; attention over other keys, as those of a cache, or with a
-mask of numbers, which bfloat16 would round.
+Left alone: what is written over, which may be another when it is read; weights that something else reads, which would
+be stored twice; small ones, whose products cost less than casts; attention over other keys, as those of a cache, or
+with a mask of numbers, which bfloat16 would round.
 """
 
 from collections.abc import Container, Iterable, Sequence

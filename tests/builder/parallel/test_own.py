@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import SHARES_ITSELF
-from models import SharesItself
+from models import KnowsItsPlace, SharesItself
 
 import aotair
 from aotair.errors import ModelError, ProofError, RecipeError
@@ -30,9 +30,14 @@ def test_its_parts_are_found_in_the_whole_and_its_collectives_are_instructions(t
     assert not torch.distributed.is_initialized()
 
 
-def test_nothing_is_made_before_calls_of_what_ranks_have_of_their_own(tmp_path: Path):
-    constants = read_program(aotair.build(SHARES_ITSELF, tmp_path / "a.aotair")).constants
-    assert [item.name for item in constants if item.name.startswith("place")] == ["place"]
+def test_tables_are_not_made_of_what_ranks_have_of_their_own(tmp_path: Path):
+    recipe = SHARES_ITSELF | {"name": "knows", "model": {"factory": "models:KnowsItsPlace"}}
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    assert {item.name for item in read_program(path).constants} == {"scale", "place"}
+    torch.manual_seed(0)
+    model, x = KnowsItsPlace(), torch.randn(6, 16)
+    with all_on_host(open_artifact(path), Allowed()) as ranks:
+        torch.testing.assert_close(ranks.entry_points["forward"].flat([x])[0], model(x), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
