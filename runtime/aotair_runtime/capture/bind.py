@@ -96,7 +96,7 @@ def bind(
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
         made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists, memory.groups)
-        if _is_taken_over(calls, made):
+        if _hand_to_last(calls, made):
             made = _done_before
         if isinstance(made, HostCall):
             updated.append(made)
@@ -113,9 +113,8 @@ def bind(
     return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
 
 
-def _is_taken_over(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
-    """Whether the last of the calls does what the one after it would as well: where it can, it is replaced by one that
-    does."""
+def _hand_to_last(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
+    """Let the last of the calls do what the one after it would as well; gives whether it can."""
     last = len(calls) - 1
     while last >= 0 and calls[last] is _done_before:
         last -= 1
@@ -163,14 +162,6 @@ class Tensors:
             return None
         (number,) = read  # a rule of the format
         return self._memory.packed.get((self._bucket.tensors[number].index, self._program.ops[instruction.op].name))
-
-    def prepared(
-        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Callable[[], object] | None:
-        """A call of the host that is ready for these arguments and does what `op` does, where there is one."""
-        if self._memory.space.arena.device.type != "cpu":
-            return None
-        return prepared(op, args, kwargs)
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
@@ -241,7 +232,7 @@ def bound_call(
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
-    if packed is None and (call := tensors.prepared(op, args, kwargs)) is not None:
+    if device.type == "cpu" and (call := prepared(op, args, kwargs)) is not None:
         return call
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)

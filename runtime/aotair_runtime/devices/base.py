@@ -1,8 +1,9 @@
 """What the runtime asks of a device."""
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -148,15 +149,17 @@ class Packed(Protocol):
         the arguments."""
 
 
-@runtime_checkable
-class Leading(Protocol):
+class Leading(abc.ABC):
     """A bound call that may do the work of the call after it as well."""
 
+    @abc.abstractmethod
     def __call__(self) -> object: ...
 
+    @abc.abstractmethod
     def then(self, call: Callable[[], object]) -> Callable[[], object] | None:
         """One call for both; None where there is none."""
 
+    @abc.abstractmethod
     def prepare(self) -> None:
         """Make ready what its first call would otherwise: it follows nothing more."""
 

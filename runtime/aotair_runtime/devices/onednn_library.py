@@ -216,7 +216,6 @@ def _succeeded(name: str, status: int) -> None:
         raise OnednnError(name, status)
 
 
-@functools.cache
 def library() -> Library | None:
     """The library that is installed in this environment, else the system's; None where there is none that will do."""
     found, _ = _found()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .onednn_call import PreparedCall, made_or_none, require_fast
-from .onednn_library import Argument, Kept, Library, library
+from .base import Leading
+from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
 
 _aten = torch.ops.aten
 _KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
@@ -39,7 +39,7 @@ def takes(shape: Sequence[int], kind: torch.dtype) -> bool:
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
     """What a weight takes packed by the library, in bytes; 0 where it does not pack such."""
     made = library()
-    return _packed_bytes(made, tuple(shape), kind) if made is not None and _KINDS.keys() & {kind} else 0
+    return _packed_bytes(made, tuple(shape), kind) if made is not None and kind in _KINDS else 0
 
 
 def has_kernels(kind: torch.dtype) -> bool:
@@ -184,12 +184,29 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     return first < start + other.nbytes and start < first + one.nbytes
 
 
-class Product(PreparedCall):
-    """`out = x @ weight.t() + bias`, and what its followers do to that."""
+class Product(Leading):
+    """`out = x @ weight.t() + bias`, and what its followers do to that: a kernel that is prepared once, for as many
+    threads as there are; for others it is prepared anew. Raises OnednnError where there is no fast one."""
+
+    _threads = 0  # for how many it is prepared
 
     def __init__(self, weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]):
         self._weight, self._operands, self._out, self._followers = weight, operands, out, followers
-        super().__init__(weight.library)
+        with weight.library.held() as kept:
+            self._described(kept)
+
+    def __call__(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            self.prepare()
+        self._execute(self._primitive, self._stream, self._count, self._given)
+
+    def prepare(self) -> None:
+        """Let oneDNN write the kernel: milliseconds, and about 128 KiB, which it keeps for others of that shape."""
+        kept = Kept(self._weight.library)
+        desc, args = self._described(kept)
+        self._primitive, self._stream = kept.primitive(desc), kept.stream()
+        self._count, self._given = len(args), (Argument * len(args))(*args)
+        self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
 
     def then(self, call: Callable[[], object]) -> "Product | None":
         """The product that does what the call after it does as well; None where it cannot."""
@@ -200,13 +217,16 @@ class Product(PreparedCall):
             return None
         return product(self._weight, self._operands, self._out, (*self._followers, follower))
 
-    def described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+        """The description of the primitive, and what it is called with; oneDNN's objects go into `kept`."""
         weight, given, result = self._weight, self._operands, self._out
         kind, (rows, width), outs = weight.kind, given.x.shape, result.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
         bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
         attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._followers])
-        desc = require_fast(kept, kept.matmul(x, weight.desc, bias, out, attr), _FAST[kind])
+        desc = kept.matmul(x, weight.desc, bias, out, attr)
+        if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
+            raise OnednnError("a fast kernel", UNIMPLEMENTED)
         args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
         args.append(kept.argument(onednn.DST, out, result))
         if given.bias is not None and bias is not None:
@@ -221,7 +241,12 @@ def product(
     weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]
 ) -> Product | None:
     """The call; None where the library has no fast kernel for that."""
-    return made_or_none(lambda: Product(weight, operands, out, followers))
+    try:
+        return Product(weight, operands, out, followers)
+    except OnednnError as error:
+        if error.status == UNIMPLEMENTED:
+            return None
+        raise
 
 
 def _is_over(given: object, out: torch.Tensor) -> bool:
