@@ -11,6 +11,7 @@ be stored twice; small ones, whose products cost less than casts; attention over
 with a mask of numbers, which bfloat16 would round.
 """
 
+import functools
 from collections.abc import Container, Iterable, Sequence
 
 import torch
@@ -51,11 +52,15 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         if why:
             edits.declined(node, why)
         elif edits.may(node, "computed in bfloat16"):
-            _narrowed(node, tuple(node.args), casts)
+            _narrowed(node, casts)
     _go_through(graph, written)
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
-        if not _why_written(node, written):
-            _try_attention(node, casts, edits)
+        if node.meta["val"].dtype != _WIDE:
+            continue
+        if why := _why_written(node, written) or _why_not_attention(node):
+            edits.declined(node, why)
+        elif edits.may(node, "computed in bfloat16"):
+            _narrowed(node, casts)
     _go_through(graph, written)
 
 
@@ -92,26 +97,19 @@ def _readers(node: Node) -> Iterable[Node]:
         yield from _readers(user) if base(user) is node else (user,)
 
 
-def _try_attention(node: Node, casts: dict[Node, Node], edits: Edits) -> None:
-    """Where queries, keys and values are products' results, moved at most."""
+def _why_not_attention(node: Node) -> str:
+    """Why attention stays in float32; empty where queries, keys and values are products' results, moved at most."""
     mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    if node.meta["val"].dtype != _WIDE or (isinstance(mask, Node) and mask.meta["val"].dtype != torch.bool):
-        return
-    given = [operand(node, place) for place in range(3)]
-    if all(_widened(_unmoved(one)) is not None for one in given) and edits.may(node, "computed in bfloat16"):
-        _narrowed(node, (*given, *node.args[3:]), casts)
+    if isinstance(mask, Node) and mask.meta["val"].dtype != torch.bool:
+        return f"its mask {mask.name} has numbers, which bfloat16 would round"
+    others = [one.name for one in map(functools.partial(operand, node), range(3)) if _widened(root(one)) is None]
+    return f"{others[0]} is no result of a product in bfloat16" if others else ""
 
 
-def _unmoved(node: Node) -> Node:
-    while (source := base(node)) is not None:
-        node = source
-    return node
-
-
-def _narrowed(node: Node, args: tuple[Argument, ...], casts: dict[Node, Node]) -> None:
+def _narrowed(node: Node, casts: dict[Node, Node]) -> None:
     """Put the call over bfloat16 in the place of a call over float32."""
     found: list[Argument] = []
-    for arg in args:
+    for arg in node.args:
         is_wide = isinstance(arg, Node) and arg.meta["val"].dtype == _WIDE
         found.append(_cast(arg, node, casts) if is_wide and isinstance(arg, Node) else arg)
     write = Writer(node, node, set())

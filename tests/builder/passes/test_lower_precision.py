@@ -137,9 +137,13 @@ def _over_others(x, w, v, b):
     return (aten.scaled_dot_product_attention.default(q, x.unsqueeze(1), x.unsqueeze(1)),)
 
 
-@pytest.mark.parametrize("function", [_masked_by_numbers, _over_others])
-def test_other_attention_stays_in_float32(function):
-    module, _ = lowered(function, X, *WEIGHTS)
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [(_masked_by_numbers, "has numbers, which bfloat16 would round"), (_over_others, "is no result of a product")],
+)
+def test_other_attention_stays_in_float32(function, why: str):
+    module, edits = lowered(function, X, *WEIGHTS)
+    assert any(why in one.text and not one.rewritten for one in edits.accounts)
     (attention,) = module.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
     assert {one.meta["val"].dtype for one in attention.all_input_nodes} == {torch.float32}
 
