@@ -88,11 +88,8 @@ def _compiled(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) 
 
 
 def _aot_inductor(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    place = (
-        BUILD
-        / "peers"
-        / f"{str(KINDS[dtype]).removeprefix('torch.')}-{'x'.join(map(str, inputs['input_ids'].shape))}.pt2"
-    )
+    kind, shape = str(KINDS[dtype]).removeprefix("torch."), "x".join(map(str, inputs["input_ids"].shape))
+    place = BUILD / "peers" / f"{kind}-{shape}.pt2"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         with torch.inference_mode(False), torch.no_grad():
