@@ -6,10 +6,7 @@ spinning, and would disturb the one after. Times are medians of blocks.
 """
 
 import functools
-import io
 import statistics
-import time
-from collections.abc import Callable, Mapping
 
 import torch
 
@@ -22,11 +19,9 @@ from aotair_runtime.format.text import table
 
 from .common import BUILD, Row, options, report
 from .five_shapes import SHAPES, artifact, recipe
+from .runtimes import RUNTIMES, Subject, medians
 
-CALLS = 10  # of a block
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": torch.bfloat16}
-Inputs = Mapping[str, torch.Tensor]
-Call = Callable[[], torch.Tensor]
 
 
 def main() -> None:
@@ -34,21 +29,20 @@ def main() -> None:
     parser.add_argument("--dtype", choices=KINDS, default="float32")
     parser.add_argument("--threads", type=int, default=2, help="threads of a call  [2]")
     parser.add_argument("--blocks", type=int, default=9, help="blocks of each  [9]")
-    parser.add_argument("--only", nargs="+", default=[*PEERS], choices=PEERS, help="peers to compare with")
+    parser.add_argument("--only", nargs="+", default=[*RUNTIMES], choices=RUNTIMES, help="peers to compare with")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     served = aotair.load(artifact(given.dtype, given.rebuild))
-    entry, original, exact = (
-        job_of(parse_recipe(recipe(given.dtype))).entries[0],
-        _model(given.dtype),
-        _model("float32"),
-    )
+    entry = job_of(parse_recipe(recipe(given.dtype))).entries[0]
+    exact = load_model(job_of(read_recipe("recipes/minilm.yaml"))).float().eval()
     lines, ratios, cosines = [], [], []
     for batch, seq in SHAPES:
         inputs = random_inputs(entry, {"batch": batch, "seq": seq}, 1)
         inputs["attention_mask"][:, 0] = 1  # no sentence is empty
         with torch.inference_mode():
-            calls = {name: PEERS[name](original, inputs, given.dtype, given.threads) for name in given.only}
+            kind, place = KINDS[given.dtype], BUILD / "peers" / f"{str(kind)[6:]}-{batch}x{seq}.pt2"
+            subject = Subject(exact, inputs, kind, given.threads, place)
+            calls = {name: RUNTIMES[name](subject) for name in given.only}
             calls["aotair"] = functools.partial(served, **inputs)
             want = exact(**inputs)
             cosines += [float(_cosine(call(), want)) for call in calls.values()]
@@ -64,92 +58,9 @@ def main() -> None:
     report(rows, given.json)
 
 
-def medians(calls: Mapping[str, Call], blocks: int) -> dict[str, float]:
-    """Seconds of a call: the median over blocks that take turns, without the first round and each block's first
-    call."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(blocks + 1):
-        for name, call in calls.items():
-            call()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            if turn:
-                found[name].append((time.perf_counter() - start) / CALLS)
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
-def _eager(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    return functools.partial(model, **inputs)
-
-
-def _compiled(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    return functools.partial(torch.compile(model, dynamic=False, options={"freezing": True}), **inputs)
-
-
-def _aot_inductor(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    kind, shape = str(KINDS[dtype]).removeprefix("torch."), "x".join(map(str, inputs["input_ids"].shape))
-    place = BUILD / "peers" / f"{kind}-{shape}.pt2"
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with torch.inference_mode(False), torch.no_grad():
-            given = {name: value.clone() for name, value in inputs.items()}
-            program = torch.export.export(model, (), given)
-            how = {"freezing": True}
-            torch._inductor.aoti_compile_and_package(program, package_path=str(place), inductor_configs=how)
-    return functools.partial(torch._inductor.aoti_load_package(str(place)), **inputs)
-
-
-def _onnx_runtime(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    """In float32, of which it has kernels for the CPU."""
-    import onnxruntime
-
-    written = io.BytesIO()
-    with torch.inference_mode(False), torch.no_grad():
-        given = {name: value.clone() for name, value in inputs.items()}
-        torch.onnx.export(_model("float32"), (), kwargs=given, dynamo=True, verbose=False).save(written)
-    how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(written.getvalue(), how, providers=["CPUExecutionProvider"])
-    fed = {name: value.numpy() for name, value in inputs.items()}
-    return lambda: torch.from_numpy(session.run(None, fed)[0])
-
-
-def _openvino(model: torch.nn.Module, inputs: Inputs, dtype: str, threads: int) -> Call:
-    import openvino
-
-    with torch.inference_mode(False), torch.no_grad():
-        given = {name: value.clone() for name, value in inputs.items()}
-        program = torch.export.export(_model("float32"), (), given)
-        converted = openvino.convert_model(program)
-    how = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    how["INFERENCE_PRECISION_HINT"] = "f32" if dtype == "float32" else "bf16"
-    request = openvino.Core().compile_model(converted, "CPU", how).create_infer_request()
-    fed = [value.numpy() for value in inputs.values()]
-
-    def call() -> torch.Tensor:
-        request.infer(fed, share_inputs=True)
-        return torch.from_numpy(request.get_output_tensor(0).data)
-
-    return call
-
-
-PEERS: dict[str, Callable[[torch.nn.Module, Inputs, str, int], Call]] = {
-    "eager": _eager,
-    "torch.compile": _compiled,
-    "AOTInductor": _aot_inductor,
-    "ONNX Runtime": _onnx_runtime,
-    "OpenVINO": _openvino,
-}
-
-
 def _cosine(one: object, other: torch.Tensor) -> torch.Tensor:
     found = one if isinstance(one, torch.Tensor) else next(iter(one))  # type: ignore[call-overload]  # a list of results
     return torch.nn.functional.cosine_similarity(found.float(), other, dim=-1).min()
-
-
-def _model(dtype: str) -> torch.nn.Module:
-    return load_model(job_of(read_recipe("recipes/minilm.yaml"))).to(KINDS[dtype]).eval()
 
 
 if __name__ == "__main__":

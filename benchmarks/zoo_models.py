@@ -1,6 +1,6 @@
 """Small seeded models of many architectures: each function makes one, with a forward that takes and gives tensors.
 
-The builder seeds torch before it calls a factory. `_shaken` moves every weight off its initial value: biases of zero,
+The builder seeds torch before it calls a factory. `shaken` moves every weight off its initial value: biases of zero,
 norms of one and layer scales of 1e-6 would let a lost term go unseen.
 """
 
@@ -33,7 +33,7 @@ class Text(nn.Module):
 
     def __init__(self, model: nn.Module, **options):
         super().__init__()
-        self.model, self.options = _shaken(model), options
+        self.model, self.options = shaken(model), options
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=input_ids, attention_mask=attention_mask, **self.options)[0]
@@ -52,7 +52,7 @@ class Ids(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = _shaken(model)
+        self.model = shaken(model)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=input_ids)[0]
@@ -63,7 +63,7 @@ class Pixels(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = _shaken(model)
+        self.model = shaken(model)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.model(pixel_values=pixel_values)[0]
@@ -74,7 +74,7 @@ class Sound(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = _shaken(model)
+        self.model = shaken(model)
 
     def forward(self, input_features: torch.Tensor) -> torch.Tensor:
         return self.model(input_features=input_features)[0]
@@ -85,7 +85,7 @@ class Wave(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = _shaken(model)
+        self.model = shaken(model)
 
     def forward(self, input_values: torch.Tensor) -> torch.Tensor:
         return self.model(input_values=input_values)[0]
@@ -96,7 +96,7 @@ class Translation(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = _shaken(model)
+        self.model = shaken(model)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
@@ -106,7 +106,7 @@ class Translation(nn.Module):
         )[0]
 
 
-def _shaken(model: nn.Module) -> nn.Module:
+def shaken(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)

@@ -6,7 +6,7 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,13 +51,14 @@ def storage_of(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def relay(graph: torch.fx.Graph) -> None:
-    """`recompute` where results now have other strides: a view that these do not allow looks at a copy. Raises
-    CannotEvaluate."""
+def relay(graph: torch.fx.Graph, before: Callable[[Node], None] = lambda node: None) -> None:
+    """`recompute` where results now have other strides: a view that these do not allow looks at a copy. `before` may
+    change a call that is next. Raises CannotEvaluate."""
     mode, view = fake_mode(graph), torch.ops.aten.view.default
     for node in list(graph.nodes):
         if node.op != "call_function" or "event" in node.meta:
             continue
+        before(node)
         try:
             node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
         except Exception as error:

@@ -7,6 +7,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.node import Argument, Node
 
+from aotair_runtime.devices.onednn_convolution import shape_of
+
 from ..graph.derived import is_constant
 from ..ops import int4
 from ..target.target import Target
@@ -20,9 +22,24 @@ def packed_op(target: Target, op: object, args: Sequence[Argument]) -> OpOverloa
     if op is _aten.linear.default:
         fits = _is_whole(args) and _has_no_gaps(args[2:]) and target.packs_linear(_dtype(args[1]), _rows(args))
         return _aten.linear.default if fits else None
+    if op is _aten.convolution.default:
+        return _aten.convolution.default if _is_convolution(target, args) else None
     if op is int4.OP and _is_whole(args) and target.packs_int4(_dtype(args[0]), _rows(args)):
         return _aten._weight_int4pack_mm_for_cpu.default
     return None
+
+
+def _is_convolution(target: Target, args: Sequence[Argument]) -> bool:
+    """Whether it is a convolution of images in channels-last with a constant as it is stored."""
+    x, weight, bias, *rest = args
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not is_constant(weight):
+        return False
+    value, stored = x.meta["val"], weight.meta["val"]
+    dense = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    if not dense or not stored.is_contiguous() or not _has_no_gaps([bias]) or value.dtype != stored.dtype:
+        return False
+    fits = target.packs_convolution(stored.dtype) and isinstance(bias, (Node, type(None)))
+    return fits and shape_of(value.shape, stored.shape, rest, stored.dtype) is not None
 
 
 def packed_product(target: Target, op: object, args: Sequence[Argument]) -> int | None:

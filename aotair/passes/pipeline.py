@@ -13,6 +13,7 @@ from ..recipe.config import CompilerConfig
 from ..target.target import Target
 from . import (
     canonicalise,
+    channels_last,
     composites,
     custom,
     fold_constants,
@@ -132,6 +133,8 @@ FINISH = (
     # After all that matches patterns, and after norms became part of weights, which are so rounded once. Before the
     # next, which stores the rounded weights; not without it.
     Pass("lower_precision", lower_precision.run, _lowers_precision),
+    # After all that matches patterns, which may look for views of images; before what makes ops write over one another.
+    Pass("channels_last", channels_last.run, lambda config: config.experimental_config.channels_last),
     # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
     Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.

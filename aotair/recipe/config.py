@@ -149,6 +149,11 @@ class ExperimentalConfig(_Options):
         description="make batch norms, and products and sums with constants, part of the weights before them: in "
         "float32 and float64, and not without fold_constants",
     )
+    channels_last: bool = Field(
+        default=True,
+        description="convolutions of images, and what lies between them, in channels-last, which the CPU's kernels are "
+        "fastest in; on the CPU alone, with `target: {pack_weights: true}`",
+    )
     precision: Literal["bf16"] | None = Field(
         default=None,
         description="bf16: products of float32 with weights, and attention over their results, read and write bfloat16 "

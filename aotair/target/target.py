@@ -37,6 +37,11 @@ class Target:
         packed = (torch.float32, torch.bfloat16)
         return self.packs and self.kind == "cpu" and weight in packed and numbers >= _LEAST_PACKED
 
+    def packs_convolution(self, weight: torch.dtype) -> bool:
+        """Whether nodes pack the weights of convolutions, which then are faster in channels-last: measured by
+        `benchmarks.networks`."""
+        return self.packs and self.kind == "cpu" and weight in (torch.float32, torch.bfloat16)
+
     def packs_int4(self, x: torch.dtype, rows: int) -> bool:
         """Whether a product with a weight of four bits is faster by the kernel for it than over floats made of it:
         measured by `benchmarks.packed`."""

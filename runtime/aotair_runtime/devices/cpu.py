@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..format.packed import NEEDED
-from . import forms, int4, onednn, zeros
+from ..format.packed import CONVOLUTION, NEEDED
+from . import forms, int4, onednn, onednn_convolution, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 from .timers import HostTimer
@@ -79,6 +79,8 @@ class CPU:
     def packed(self, weight: torch.Tensor, op: str) -> Packed | None:
         if not forms.packs(self.kind, op, weight.dtype):
             return None
+        if op == CONVOLUTION:
+            return onednn_convolution.packed(weight)
         return int4.packed(weight) if op in NEEDED else onednn.packed(weight)
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:

@@ -22,9 +22,10 @@ from ..errors import RequirementError
 F32, BF16 = 3, 2
 SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
 TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 33, 41, 43, 44, 49
-ADD, MUL = 0x1FFF0, 0x1FFF1
+ADD, MUL, PRELU = 0x1FFF0, 0x1FFF1, 4
 UNIMPLEMENTED = 3  # a status
 _ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
+_INFERENCE, _DIRECT = 96, 1
 _IMPLEMENTATION, _WEIGHTS_DESC = 8, 131
 _MAX_DIMS = 12
 _Dims = c_int64 * _MAX_DIMS
@@ -64,8 +65,15 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_post_ops_create": [POINTER(c_void_p)],
     "dnnl_post_ops_append_eltwise": [c_void_p, c_int, c_float, c_float],
     "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
+    "dnnl_post_ops_append_prelu": [c_void_p, c_int],
     "dnnl_post_ops_destroy": [c_void_p],
     "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 6],
+    "dnnl_convolution_forward_primitive_desc_create": [
+        *(POINTER(c_void_p), c_void_p, c_int, c_int),
+        *[c_void_p] * 4,
+        *[_Dims] * 4,
+        c_void_p,
+    ],
     "dnnl_reorder_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 5],
     "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
     "dnnl_primitive_desc_destroy": [c_void_p],
@@ -94,6 +102,7 @@ class Library:
         lib.dnnl_version.restype = POINTER(_Version)
         lib.dnnl_primitive_desc_query_md.argtypes = [c_void_p, c_int, c_int]
         lib.dnnl_primitive_desc_query_md.restype = c_void_p
+        lib.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
         lib.dnnl_memory_desc_get_size.argtypes = [c_void_p]
         lib.dnnl_memory_desc_get_size.restype = c_size_t
         self.execute = lib.dnnl_primitive_execute
@@ -161,13 +170,16 @@ class Kept:
         return self._new("stream", "dnnl_stream_create", self.library.engine, _IN_ORDER)
 
     def post_ops(self, ops: Sequence[tuple[int, c_void_p | None]]) -> c_void_p:
-        """Attributes of a primitive: what it does to each number of its result, and with which other tensor."""
+        """Attributes of a primitive: what it does to each number of its result, and with which other tensor. That of
+        PRELU is the one slope below zero that all have."""
         made, attr = (
             self._new("post_ops", "dnnl_post_ops_create"),
             self._new("primitive_attr", "dnnl_primitive_attr_create"),
         )
         for kind, other in ops:
-            if other is None:
+            if kind == PRELU:
+                self.library._lib.dnnl_post_ops_append_prelu(made, 0)
+            elif other is None:
                 self.library._lib.dnnl_post_ops_append_eltwise(made, kind, 1.0 if kind == SWISH else 0.0, 0.0)
             else:
                 self.library._lib.dnnl_post_ops_append_binary(made, kind, other)
@@ -183,9 +195,26 @@ class Kept:
         attr: c_void_p | None = None,
     ) -> c_void_p | None:
         """The description of a product; None where oneDNN has no kernel for it."""
-        name = "dnnl_matmul_primitive_desc_create"
+        return self._described("dnnl_matmul_primitive_desc_create", x, weight, bias, out, attr)
+
+    def convolution(
+        self,
+        x: c_void_p,
+        weight: c_void_p,
+        bias: c_void_p | None,
+        out: c_void_p,
+        steps: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        attr: c_void_p | None = None,
+    ) -> c_void_p | None:
+        """The description of a convolution with its stride, padding and dilation, in this order; None where oneDNN has
+        no kernel for it."""
+        stride, padding, between = _Dims(*steps[0]), _Dims(*steps[1]), _Dims(*(size - 1 for size in steps[2]))
+        name, tensors = "dnnl_convolution_forward_primitive_desc_create", (x, weight, bias, out)
+        return self._described(name, _INFERENCE, _DIRECT, *tensors, stride, between, padding, padding, attr)
+
+    def _described(self, name: str, *args: object) -> c_void_p | None:
         try:
-            return self._new("primitive_desc", name, self.library.engine, x, weight, bias, out, attr)
+            return self._new("primitive_desc", name, self.library.engine, *args)
         except OnednnError as error:
             if error.status == UNIMPLEMENTED:
                 return None
@@ -203,6 +232,10 @@ class Kept:
         found = c_char_p()
         self.library._lib.dnnl_primitive_desc_query(desc, _IMPLEMENTATION, 0, byref(found))
         return (found.value or b"").decode("ascii", "replace")
+
+    def are_equal(self, one: c_void_p, other: c_void_p) -> bool:
+        """Whether two descriptions say that tensors lie alike."""
+        return bool(self.library._lib.dnnl_memory_desc_equal(one, other))
 
     def weights_desc(self, desc: c_void_p) -> tuple[c_void_p, int]:
         """How a primitive wants its weights to lie, and the bytes that they then take."""

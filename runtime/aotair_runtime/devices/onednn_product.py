@@ -1,5 +1,4 @@
-"""Products with a packed weight by a library of oneDNN: kernels prepared once for the memory of a program, which write
-where their results are planned, and do to them what the next instructions would."""
+"""Products with a packed weight by a library of oneDNN."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,24 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .base import Leading
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
+from .onednn_primitive import KINDS, Follower, Prepared, meet, where_there_is_one
 
-_aten = torch.ops.aten
-_KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
 _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
 _PROBE = 64  # rows for which the layout is asked: it is the same for all
 _MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
 
-# Ops that write over their first argument number by number, and the algorithms for them; those with another tensor
-# below. Not relu_: oneDNN's makes 0 of NaN.
-_OVER: Mapping[torch._ops.OpOverload, int] = {
-    _aten.tanh_.default: onednn.TANH,
-    _aten.sigmoid_.default: onednn.LOGISTIC,
-    _aten.silu_.default: onednn.SWISH,
-}
-_GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
-_WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
 PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
 
 
@@ -39,7 +27,7 @@ def takes(shape: Sequence[int], kind: torch.dtype) -> bool:
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
     """What a weight takes packed by the library, in bytes; 0 where it does not pack such."""
     made = library()
-    return _packed_bytes(made, tuple(shape), kind) if made is not None and kind in _KINDS else 0
+    return _packed_bytes(made, tuple(shape), kind) if made is not None and kind in KINDS else 0
 
 
 def has_kernels(kind: torch.dtype) -> bool:
@@ -52,7 +40,7 @@ def _packed_bytes(made: Library, shape: tuple[int, ...], kind: torch.dtype) -> i
     if len(shape) != 2 or not all(shape):
         return 0
     with made.held() as kept:
-        found = _layout(kept, shape, _KINDS[kind])
+        found = _layout(kept, shape, KINDS[kind])
     nbytes = found[1] if found is not None else 0
     return nbytes if nbytes <= _MOST_PADDED * torch.Size(shape).numel() * kind.itemsize else 0
 
@@ -75,7 +63,7 @@ class LibraryWeight:
         made = library()
         if made is None or not takes(weight.shape, weight.dtype):
             raise ValueError(f"oneDNN has no packed form for {weight.dtype} {list(weight.shape)}")
-        self._kept, self.kind = Kept(made), _KINDS[weight.dtype]
+        self._kept, self.kind = Kept(made), KINDS[weight.dtype]
         found = _layout(self._kept, weight.shape, self.kind)
         assert found is not None  # as it was asked before
         self.desc, self.nbytes = found
@@ -154,7 +142,7 @@ class LibraryWeight:
         if not isinstance(out, torch.Tensor) or not self._is_dense(out, (len(operands.x), self._shape[0])):
             return None
         read = [one for one in (operands.x, operands.bias) if one is not None]
-        return None if any(_meet(out, one) for one in read) else out
+        return None if any(meet(out, one) for one in read) else out
 
     def _is_dense(self, given: object, shape: Sequence[int]) -> bool:
         """Whether it is a tensor of this shape without gaps, of the weight's dtype."""
@@ -175,103 +163,33 @@ class Operands:
     bias: torch.Tensor | None
 
 
-Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows the product, and the other tensor that it reads
-
-
-def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors without gaps share memory."""
-    first, start = one.data_ptr(), other.data_ptr()
-    return first < start + other.nbytes and start < first + one.nbytes
-
-
-class Product(Leading):
-    """`out = x @ weight.t() + bias`, and what its followers do to that: a kernel that is prepared once, for as many
-    threads as there are; for others it is prepared anew. Raises OnednnError where there is no fast one."""
-
-    _threads = 0  # for how many it is prepared
+class Product(Prepared):
+    """`out = x @ weight.t() + bias`, and what its followers do to that."""
 
     def __init__(self, weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]):
-        self._weight, self._operands, self._out, self._followers = weight, operands, out, followers
-        with weight.library.held() as kept:
-            self._described(kept)
+        self._weight, self._operands = weight, operands
+        super().__init__(weight.library, out, followers)
 
-    def __call__(self) -> None:
-        if torch.get_num_threads() != self._threads:
-            self.prepare()
-        self._execute(self._primitive, self._stream, self._count, self._given)
-
-    def prepare(self) -> None:
-        """Let oneDNN write the kernel: milliseconds, and about 128 KiB, which it keeps for others of that shape."""
-        kept = Kept(self._weight.library)
-        desc, args = self._described(kept)
-        self._primitive, self._stream = kept.primitive(desc), kept.stream()
-        self._count, self._given = len(args), (Argument * len(args))(*args)
-        self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
-
-    def then(self, call: Callable[[], object]) -> "Product | None":
-        """The product that does what the call after it does as well; None where it cannot."""
-        if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._out):
-            return None
-        follower = _follower(call, self._out)
-        if follower is None:
-            return None
-        return product(self._weight, self._operands, self._out, (*self._followers, follower))
+    def _with(self, followers: tuple[Follower, ...]) -> Prepared | None:
+        return product(self._weight, self._operands, self._result, followers)
 
     def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
-        """The description of the primitive, and what it is called with; oneDNN's objects go into `kept`."""
-        weight, given, result = self._weight, self._operands, self._out
+        weight, given, result = self._weight, self._operands, self._result
         kind, (rows, width), outs = weight.kind, given.x.shape, result.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
         bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
-        attr = kept.post_ops([(algorithm, None if other is None else out) for algorithm, other in self._followers])
-        desc = kept.matmul(x, weight.desc, bias, out, attr)
+        desc = kept.matmul(x, weight.desc, bias, out, self._attr(kept))
         if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
             raise OnednnError("a fast kernel", UNIMPLEMENTED)
         args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
         args.append(kept.argument(onednn.DST, out, result))
         if given.bias is not None and bias is not None:
             args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        for number, (_, other) in enumerate(self._followers, 1):
-            if other is not None:
-                args.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, out, other))
-        return desc, args
+        return desc, [*args, *self._beside(kept)]
 
 
 def product(
     weight: LibraryWeight, operands: Operands, out: torch.Tensor, followers: tuple[Follower, ...]
-) -> Product | None:
+) -> Prepared | None:
     """The call; None where the library has no fast kernel for that."""
-    try:
-        return Product(weight, operands, out, followers)
-    except OnednnError as error:
-        if error.status == UNIMPLEMENTED:
-            return None
-        raise
-
-
-def _is_over(given: object, out: torch.Tensor) -> bool:
-    """Whether a tensor is all of the product's result, in its order, whatever its shape."""
-    if not isinstance(given, torch.Tensor) or given.dtype != out.dtype or not given.is_contiguous():
-        return False
-    return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
-
-
-def _follower(call: functools.partial[object], out: torch.Tensor) -> Follower | None:
-    op, args, kwargs = call.func, call.args, call.keywords
-    if op is _aten.gelu_.default and len(args) == 1 and kwargs.keys() <= {"approximate"}:
-        kind = _GELU.get(kwargs.get("approximate", "none"))
-        return None if kind is None else (kind, None)
-    if kwargs or not isinstance(op, torch._ops.OpOverload):
-        return None
-    if op in _OVER and len(args) == 1:
-        return _OVER[op], None
-    if op in _WITH and len(args) == 2 and isinstance(other := args[1], torch.Tensor):
-        return (_WITH[op], other) if _is_beside(other, args[0], out) else None
-    return None
-
-
-def _is_beside(other: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether another tensor has a number for each of the result, in its order, and none of its memory."""
-    if other.dtype != out.dtype or other.shape != given.shape or not other.is_contiguous():
-        return False
-    return not _meet(other, out)
+    return where_there_is_one(lambda: Product(weight, operands, out, followers))

@@ -106,10 +106,10 @@ class BucketRules(Demands):
     def whole(self, item: Placement, constant: Constant, path: str) -> None:
         """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
         found, shape = self.program.layouts[item.layout], constant.shape
-        self.require(2 <= len(shape) <= 3 and 0 not in shape, path, "a matrix, or several", shape)
+        self.require(2 <= len(shape) <= 4 and 0 not in shape, path, "a weight of two to four dimensions", shape)
         seen = ((found.shape, found.strides), (turned(found.shape), turned(found.strides)))
         whole = found.dtype == constant.dtype and not item.offset and (shape, without_gaps(shape)) in seen
-        self.require(whole, path, "the whole of a matrix without gaps", found)
+        self.require(whole, path, "the whole of a weight without gaps", found)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """The tensors that stand for inputs and outputs are what the entry point promises, in memory they may use."""
@@ -178,12 +178,12 @@ class BucketRules(Demands):
             self.argument(value, bucket, path)
 
     def packed(self, bucket: Bucket, path: str) -> None:
-        """Packed constants are read as weights of matrix products alone."""
+        """Packed constants are read as weights of matrix products and convolutions alone."""
         for item in (self.program.instructions[number] for number in bucket.code):
             if read := read_packed(item, bucket):
                 op, seen = self.program.ops[item.op].name, self.program.layouts[bucket.tensors[read[0]].layout]
                 legal = is_legal(item, op, read, seen)
-                self.require(legal, f"{path}.code", "a packed constant where a matrix product has its weight", op)
+                self.require(legal, f"{path}.code", "a packed constant where an op that takes such has its weight", op)
 
     def updates(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:
         """Host arguments name host inputs, and only beside them are there workspaces."""

@@ -20,9 +20,11 @@ class Reader:
     needed: bool = False
 
 
+CONVOLUTION = "aten::convolution"
 # The ops that read packed constants.
 READERS: Mapping[str, Reader] = {
     "aten::linear": Reader(1),
+    CONVOLUTION: Reader(1, dims=4),
     "aten::_weight_int4pack_mm_for_cpu": Reader(1, needed=True),
     "aten::mm.out": Reader(1, Form.OUT, turned=True),
     "aten::addmm.out": Reader(2, Form.OUT, turned=True),
@@ -39,7 +41,7 @@ def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
     buckets = [bucket for entry in program.entry_points for bucket in entry.buckets if has_packed(bucket)]
     found = {
         (bucket.tensors[number].index, program.ops[item.op].name)
-        for bucket, item in _calls(program, buckets)
+        for bucket, item in calls(program, buckets)
         for number in read_packed(item, bucket)
     }
     return tuple(sorted(found))
@@ -49,7 +51,7 @@ def only_packed(program: Program, packs: Packs) -> frozenset[int]:
     """The numbers of the constants that are read packed alone, on a device that packs those of `packs`."""
     wanted = {(number, op) for number, op in packed_constants(program) if packs(number, op)}
     plain = {state.constant for state in program.state}
-    for bucket, item in _calls(program, (bucket for entry in program.entry_points for bucket in entry.buckets)):
+    for bucket, item in calls(program, (bucket for entry in program.entry_points for bucket in entry.buckets)):
         op = program.ops[item.op].name
         values = (*item.args, *(value for _, value in item.kwargs))
         for placement in (bucket.tensors[number] for number in tensor_numbers(values)):
@@ -59,7 +61,8 @@ def only_packed(program: Program, packs: Packs) -> frozenset[int]:
     return frozenset(number for number, _ in wanted) - plain
 
 
-def _calls(program: Program, buckets: Iterable[Bucket]) -> Iterator[tuple[Bucket, Instruction]]:
+def calls(program: Program, buckets: Iterable[Bucket]) -> Iterator[tuple[Bucket, Instruction]]:
+    """The instructions of buckets that call an op."""
     for bucket in buckets:
         for item in (program.instructions[number] for number in bucket.code):
             if not item.is_event:

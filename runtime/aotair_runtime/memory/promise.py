@@ -6,16 +6,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ..devices import forms
 from ..devices.allocators import ALLOCATORS, Allocator
 from ..errors import MalformedError, MemoryBudgetError
 from ..format.html import html_table
-from ..format.packed import NEEDED, only_packed, packed_constants
 from ..format.schema import Bucket, Constant, Instruction, Layout, Program, Space
 from ..format.sizes import describe
 from ..format.text import table
-from ..format.torch_names import dtype
 from ..format.written import written_arguments, written_names
+from .packed import packed_bytes, plain_elsewhere
 from .reload import reload_bytes
 from .sizes import fresh_bytes, tensor_bytes
 
@@ -158,7 +156,8 @@ def promise(program: Program, terms: Terms) -> Promise:
     needs = tuple(_needs(program, allocator))
     apart = terms.apart and not terms.arena_there
     streams = max(bucket.streams for entry in program.entry_points for bucket in entry.buckets)
-    packed, elsewhere = _packed(program, terms), plain_elsewhere(program, terms.kind, terms.pack_weights)
+    packed = packed_bytes(program, terms.kind, terms.pack_weights)
+    elsewhere = plain_elsewhere(program, terms.kind, terms.pack_weights)
     weights = _together(allocator, [c for number, c in enumerate(program.constants) if number not in elsewhere])
     state = _together(allocator, [program.constants[item.constant] for item in program.state])
     outputs = max(need.outputs if terms.output_clone else need.cloned for need in needs)
@@ -239,28 +238,6 @@ def _needs(program: Program, allocator: Allocator) -> Iterator[Need]:
 def _together(allocator: Allocator, constants: Sequence[Constant | Layout]) -> int:
     """The bytes of tensors that lie in one block, each aligned as the device's allocator would; on the CPU apart."""
     return sum(_round_up(tensor_bytes(constant), allocator.block) for constant in constants)
-
-
-def plain_elsewhere(program: Program, kind: str, pack_weights: bool) -> frozenset[int]:
-    """The constants that lie on the host, where the device has them packed alone."""
-    if kind == "cpu" or not pack_weights:
-        return frozenset()
-    return only_packed(program, lambda number, op: forms.packs(kind, op, dtype(program.constants[number].dtype)))
-
-
-def _packed(program: Program, terms: Terms) -> dict[int, int]:
-    """What packed constants take, by number, beside those in the file."""
-    there = {
-        number: program.constants[number]
-        for number, op in packed_constants(program)
-        if _packs(program, terms, number, op)
-    }
-    return {n: forms.packed_bytes(terms.kind, c.shape, dtype(c.dtype)) for n, c in there.items()}
-
-
-def _packs(program: Program, terms: Terms, number: int, op: str) -> bool:
-    asked = terms.pack_weights or op in NEEDED
-    return asked and forms.packs(terms.kind, op, dtype(program.constants[number].dtype))
 
 
 def _packing(program: Program, packed: Mapping[int, int], allocator: Allocator) -> tuple[int, int]:

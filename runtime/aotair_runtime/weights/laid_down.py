@@ -11,7 +11,7 @@ from ..devices import Device, Packed
 from ..devices.forms import packs
 from ..errors import MalformedError
 from ..format.packed import NEEDED, packed_constants
-from ..memory.promise import plain_elsewhere
+from ..memory.packed import plain_elsewhere
 
 
 def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Resident:

@@ -1,0 +1,77 @@
+"""Convolutions of images read and write channels-last, the layout that the CPU's kernels are fastest in.
+
+The layout is chosen once: where an image comes as it is given, it is copied; what maps images number by number, pools,
+norms or joins them keeps the layout, so that the next convolution finds it there; a view that it does not allow looks
+at a copy, and results of the model lie as they did. Which weights a node packs is decided later, call by call.
+
+Left alone: transposed convolutions, and those whose weights are no constants of the checkpoint or made of such.
+"""
+
+import torch
+from torch.fx.node import Node
+
+from ..graph.fake import fake_mode, fake_result, relay
+from ..graph.operand import operands
+from .edits import Edits
+from .fold_constants import constant_nodes
+
+_aten = torch.ops.aten
+_CONVOLUTION, _DENSE = _aten.convolution.default, torch.channels_last
+
+
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
+    graph, target = module.graph, edits.target
+    constants, chosen = constant_nodes(graph), set[Node]()
+    for node in graph.find_nodes(op="call_function", target=_CONVOLUTION):
+        if not target.packs_convolution(node.meta["val"].dtype):
+            edits.skipped(f"convolutions of {node.meta['val'].dtype} are not packed on {target.kind}")
+            return
+        if why := _why_not(node, constants):
+            edits.declined(node, why)
+        elif edits.may(node, "in channels-last"):
+            chosen.add(node)
+    if chosen:
+        (output,) = graph.find_nodes(op="output")
+        before = {node: node.meta["val"] for node in operands(output) if isinstance(node, Node)}
+        relay(graph, lambda node: _reads_dense(node) if node in chosen else None)
+        _as_before(output, before)
+
+
+def _why_not(node: Node, constants: set[Node]) -> str:
+    """Why a convolution stays as it is; empty where it is one of images with a weight that a node may pack."""
+    weight, transposed = node.args[1], node.args[6]
+    if node.meta["val"].dim() != 4:
+        return "it is no convolution of images"
+    if transposed:
+        return "it is transposed"
+    return "" if weight in constants else "its weight is no constant"
+
+
+def _reads_dense(node: Node) -> None:
+    """Let a convolution read its image in channels-last."""
+    x = node.args[0]
+    assert isinstance(x, Node)
+    if x.meta["val"].is_contiguous(memory_format=_DENSE):
+        return
+    with node.graph.inserting_before(node):
+        copied = node.graph.call_function(_aten.clone.default, (x,), {"memory_format": _DENSE})
+    _take_after(copied, node)
+    node.args = (copied, *node.args[1:])
+
+
+def _as_before(output: Node, before: dict[Node, torch.Tensor]) -> None:
+    """Let the model's results be contiguous where they were."""
+    for node, value in before.items():
+        if not value.is_contiguous() or node.meta["val"].is_contiguous():
+            continue
+        with output.graph.inserting_before(output):
+            copied = output.graph.call_function(
+                _aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        _take_after(copied, node)
+        output.replace_input_with(node, copied)
+
+
+def _take_after(copied: Node, like: Node) -> None:
+    copied.meta = {key: value for key, value in like.meta.items() if key != "val"}
+    copied.meta["val"] = fake_result(fake_mode(copied.graph), copied.target, copied.args, dict(copied.kwargs))

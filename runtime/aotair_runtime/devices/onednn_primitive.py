@@ -1,0 +1,146 @@
+"""Kernels of a library of oneDNN that are prepared once for the memory of a program, write where their results are
+planned, and do to them what the next instructions would."""
+
+import abc
+import functools
+from collections.abc import Callable, Mapping
+from ctypes import c_void_p
+
+import torch
+
+from . import onednn_library as onednn
+from .base import Leading
+from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError
+
+_aten = torch.ops.aten
+KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
+
+# Ops that write over their first argument number by number, and the algorithms for them; those with another tensor
+# below. A ReLU is a slope of 0 below zero: oneDNN's own makes 0 of NaN.
+_OVER: Mapping[torch._ops.OpOverload, int] = {
+    _aten.tanh_.default: onednn.TANH,
+    _aten.sigmoid_.default: onednn.LOGISTIC,
+    _aten.silu_.default: onednn.SWISH,
+    _aten.relu_.default: onednn.PRELU,
+}
+_GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
+_WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
+_NO_SLOPE = torch.zeros(1, device="cpu")
+
+Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows, and the other tensor that it reads
+
+
+class Prepared(Leading):
+    """`result = …`, and what its followers do to that: a kernel that is prepared once, for as many threads as there
+    are; for others it is prepared anew."""
+
+    _threads = 0  # for how many it is prepared
+
+    def __init__(self, library: Library, result: torch.Tensor, followers: tuple[Follower, ...]):
+        """Raises OnednnError where there is no fast kernel."""
+        self._library, self._result, self._followers = library, result, followers
+        with library.held() as kept:
+            self._described(kept)
+
+    @abc.abstractmethod
+    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+        """The description of the primitive, and what it is called with; oneDNN's objects go into `kept`. Raises
+        OnednnError where there is no fast kernel."""
+
+    @abc.abstractmethod
+    def _with(self, followers: tuple[Follower, ...]) -> "Prepared | None":
+        """The same with these followers; None where there is no fast kernel for that."""
+
+    def __call__(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            self.prepare()
+        self._execute(self._primitive, self._stream, self._count, self._given)
+
+    def prepare(self) -> None:
+        """Let oneDNN write the kernel: milliseconds, and about 128 KiB, which it keeps for others of that shape."""
+        kept = Kept(self._library)
+        desc, args = self._described(kept)
+        self._primitive, self._stream = kept.primitive(desc), kept.stream()
+        self._count, self._given = len(args), (Argument * len(args))(*args)
+        self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
+
+    def then(self, call: Callable[[], object]) -> "Prepared | None":
+        """The one that does what the call after it does as well; None where it cannot."""
+        if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._result):
+            return None
+        follower = _follower(call, self._result)
+        return None if follower is None else self._with((*self._followers, follower))
+
+    def _attr(self, kept: Kept) -> c_void_p:
+        """The followers as attributes of the primitive."""
+        others = [None if other is None else self._desc(kept, other) for _, other in self._followers]
+        return kept.post_ops([(algorithm, desc) for (algorithm, _), desc in zip(self._followers, others)])
+
+    def _beside(self, kept: Kept) -> list[Argument]:
+        """What the followers read."""
+        found = list[Argument]()
+        for number, (algorithm, other) in enumerate(self._followers, 1):
+            place = onednn.POST_OP * number
+            if algorithm == onednn.PRELU:
+                found.append(kept.argument(place | onednn.WEIGHTS, kept.desc((1,), onednn.F32, (1,)), _NO_SLOPE))
+            elif other is not None:
+                found.append(kept.argument(place | onednn.SRC_1, self._desc(kept, other), other))
+        return found
+
+    def _desc(self, kept: Kept, other: torch.Tensor) -> c_void_p:
+        """How a tensor lies that has a number for each of the result, in its order."""
+        return kept.desc(self._result.shape, KINDS[self._result.dtype], self._result.stride())
+
+
+def meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors without gaps share memory."""
+    first, start = one.data_ptr(), other.data_ptr()
+    return first < start + other.nbytes and start < first + one.nbytes
+
+
+def where_there_is_one(make: Callable[[], Prepared]) -> Prepared | None:
+    """What `make` gives; None where the library has no fast kernel for that."""
+    try:
+        return make()
+    except OnednnError as error:
+        if error.status == UNIMPLEMENTED:
+            return None
+        raise
+
+
+def _is_over(given: object, out: torch.Tensor) -> bool:
+    """Whether a tensor is all of the result, in its order, whatever its shape."""
+    if not isinstance(given, torch.Tensor) or given.dtype != out.dtype or not _has_no_gaps(given):
+        return False
+    return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
+
+
+def _follower(call: functools.partial[object], out: torch.Tensor) -> Follower | None:
+    op, args, kwargs = call.func, call.args, call.keywords
+    if op is _aten.gelu_.default and len(args) == 1 and kwargs.keys() <= {"approximate"}:
+        kind = _GELU.get(kwargs.get("approximate", "none"))
+        return None if kind is None else (kind, None)
+    if kwargs or not isinstance(op, torch._ops.OpOverload):
+        return None
+    if op in _OVER and len(args) == 1:
+        return _OVER[op], None
+    if op in _WITH and len(args) == 2 and isinstance(other := args[1], torch.Tensor):
+        return (_WITH[op], other) if _is_beside(other, args[0], out) else None
+    return None
+
+
+def _is_beside(other: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether another tensor has a number for each of the result, in its order, and none of its memory."""
+    if other.dtype != out.dtype or other.shape != given.shape or other.stride() != given.stride():
+        return False
+    return other.device == out.device and not meet(other, out)
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether it has a number for each place of its memory: it is contiguous with its dimensions in another order."""
+    wanted = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride != wanted:
+            return False
+        wanted *= size
+    return True
