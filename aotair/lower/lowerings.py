@@ -42,11 +42,15 @@ UNINITIALISED = frozenset(
 
 def _linear(build: GraphBuilder, x: Node, weight: Node, bias: Node | None = None) -> Node | None:
     """`x @ weight.T + bias` as one matrix product over the flattened rows of x (..., in); weight is (out, in)."""
-    value = x.meta["val"]
-    if value.dim() < 2 or not value.is_contiguous() or not value.numel():
+    value, stored = x.meta["val"], weight.meta["val"]
+    if value.dim() < 2 or not value.numel():
         return None
-    if packed_op(build.target, _aten.linear.default, (x, weight)) is not None:
-        return None  # it stays whole
+    if not value.is_contiguous():
+        if not build.target.packs_product(stored.dtype, stored.numel()):
+            return None
+        x = build.call(_aten.clone.default, x, memory_format=torch.contiguous_format)  # as the kernel would
+    if packed_op(build.target, _aten.linear.default, (x, weight)) is not None:  # it stays whole
+        return None if value.is_contiguous() else build.call(_aten.linear.default, x, weight, bias)
     *lead, width = value.shape
     flat = x if len(lead) == 1 else build.call(_aten.view.default, x, [math.prod(lead), width])
     transposed = build.call(_aten.t.default, weight)

@@ -32,7 +32,7 @@ def packed_op(target: Target, op: object, args: Sequence[Argument]) -> OpOverloa
 def _is_convolution(target: Target, args: Sequence[Argument]) -> bool:
     """Whether it is a convolution of images in channels-last with a constant as it is stored."""
     x, weight, bias, *rest = args
-    if not isinstance(x, Node) or not isinstance(weight, Node) or not is_constant(weight):
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not is_constant(_without_row(weight)):
         return False
     value, stored = x.meta["val"], weight.meta["val"]
     dense = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
@@ -40,6 +40,12 @@ def _is_convolution(target: Target, args: Sequence[Argument]) -> bool:
         return False
     fits = target.packs_convolution(stored.dtype) and isinstance(bias, (Node, type(None)))
     return fits and shape_of(value.shape, stored.shape, rest, stored.dtype) is not None
+
+
+def _without_row(weight: Node) -> Node:
+    """The weight of a convolution of sequences, which one of images sees with a row."""
+    source = weight.args[0] if weight.target is _aten.unsqueeze.default else weight
+    return source if isinstance(source, Node) else weight
 
 
 def packed_product(target: Target, op: object, args: Sequence[Argument]) -> int | None:

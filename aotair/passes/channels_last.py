@@ -1,4 +1,5 @@
-"""Convolutions of images read and write channels-last, the layout that the CPU's kernels are fastest in.
+"""Convolutions of images read and write channels-last, the layout that the CPU's kernels are fastest in; those of
+sequences, as images of one row, too.
 
 The layout is chosen once: where an image comes as it is given, it is copied; what maps images number by number, pools,
 norms or joins them keeps the layout, so that the next convolution finds it there; a view that it does not allow looks
@@ -22,14 +23,14 @@ _CONVOLUTION, _DENSE = _aten.convolution.default, torch.channels_last
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph, target = module.graph, edits.target
     constants, chosen = constant_nodes(graph), set[Node]()
-    for node in graph.find_nodes(op="call_function", target=_CONVOLUTION):
+    for node in list(graph.find_nodes(op="call_function", target=_CONVOLUTION)):
         if not target.packs_convolution(node.meta["val"].dtype):
             edits.skipped(f"convolutions of {node.meta['val'].dtype} are not packed on {target.kind}")
             return
         if why := _why_not(node, constants):
             edits.declined(node, why)
         elif edits.may(node, "in channels-last"):
-            chosen.add(node)
+            chosen.add(node if node.meta["val"].dim() == 4 else _as_images(node))
     if chosen:
         (output,) = graph.find_nodes(op="output")
         before = {node: node.meta["val"] for node in operands(output) if isinstance(node, Node)}
@@ -40,11 +41,27 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 def _why_not(node: Node, constants: set[Node]) -> str:
     """Why a convolution stays as it is; empty where it is one of images with a weight that a node may pack."""
     weight, transposed = node.args[1], node.args[6]
-    if node.meta["val"].dim() != 4:
-        return "it is no convolution of images"
+    if node.meta["val"].dim() not in (3, 4):
+        return "it is no convolution of images or sequences"
     if transposed:
         return "it is transposed"
     return "" if weight in constants else "its weight is no constant"
+
+
+def _as_images(node: Node) -> Node:
+    """The convolution of images of one row that a convolution of sequences is, in its place."""
+    x, weight, bias, *steps, transposed, _, groups = node.args
+    stride, padding, dilation = ([fill, *size] for fill, size in zip((1, 0, 1), steps))
+    with node.graph.inserting_before(node):
+        rows = [node.graph.call_function(_aten.unsqueeze.default, (one, 2)) for one in (x, weight)]
+        given = (*rows, bias, stride, padding, dilation, transposed, [0, 0], groups)
+        wide = node.graph.call_function(_CONVOLUTION, given)
+        narrow = node.graph.call_function(_aten.squeeze.dim, (wide, 2))
+    for made in (*rows, wide, narrow):
+        _take_after(made, node)
+    node.replace_all_uses_with(narrow)
+    node.graph.erase_node(node)
+    return wide
 
 
 def _reads_dense(node: Node) -> None:

@@ -34,6 +34,7 @@ _SAME_VALUES = frozenset(
     }
 )
 _REORDERS = frozenset({_aten.permute.default, _aten.transpose.int})
+_BY_NUMBER = frozenset({_aten.mul.Tensor, _aten.div.Tensor})  # what gives the same values for the number one
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -42,7 +43,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     returned = {uses.root(node) for node in operands(module.graph.output_node())}
     for node in list(module.graph.nodes):
         if (
-            node.target not in _SAME_VALUES
+            not (node.target in _SAME_VALUES or _is_by_one(node))
             or not isinstance(source := node.args[_source(node)], Node)
             or not _changes_nothing(node, source)
         ):
@@ -61,6 +62,10 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
             uses.merge(node, source)
             if mine in written:
                 written.add(uses.root(source))
+
+
+def _is_by_one(node: Node) -> bool:
+    return node.target in _BY_NUMBER and len(node.args) == 2 and type(node.args[1]) in (int, float) and node.args[1] == 1
 
 
 def _source(node: Node) -> int:

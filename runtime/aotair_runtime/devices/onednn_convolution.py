@@ -19,6 +19,9 @@ from .onednn_primitive import KINDS, Follower, Prepared, meet, where_there_is_on
 _ops = torch.ops.mkldnn
 _NEEDED = ("_reorder_convolution_weight", "_convolution_pointwise", "_nbytes")
 _DENSE = torch.channels_last
+_MOST = (
+    1 << 20
+)  # of a stride, a padding or a dilation: none that anybody wants is larger, and the library's numbers end
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def shape_of(x: Sequence[int], weight: Sequence[int], args: Sequence[object], dt
     if not all(steps) or any(type(size) is not int for one in steps for size in one):
         return None
     stride, padding, dilation = (one * (2 // len(one)) for one in steps)
-    if min(*stride, *dilation) < 1 or min(padding) < 0 or weight[0] % groups or x[1] != weight[1] * groups:
+    if min(*stride, *dilation) < 1 or min(padding) < 0 or max(*stride, *padding, *dilation) > _MOST:
+        return None
+    if weight[0] % groups or x[1] != weight[1] * groups:
         return None
     sizes = zip(x[2:], weight[2:], stride, padding, dilation)
     image = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in sizes]
@@ -65,12 +70,13 @@ def shape_of(x: Sequence[int], weight: Sequence[int], args: Sequence[object], dt
 
 def packs(kind: torch.dtype) -> bool:
     """Whether weights of a dtype are packed for convolutions here."""
-    return kind in KINDS and (library() is not None or _torch_packs(kind))
+    return kind in KINDS and (_library(kind) is not None or _torch_packs(kind))
 
 
 def packed_bytes(shapes: Iterable[Shape]) -> int:
     """What one weight takes packed for convolutions of these sizes, in bytes."""
-    made, shapes = library(), set(shapes)
+    shapes = set(shapes)
+    made = next((_library(shape.dtype) for shape in shapes), None)
     if made is None:
         return _packed_by_torch(shapes)
     with made.held() as kept:
@@ -83,8 +89,21 @@ def packed_bytes(shapes: Iterable[Shape]) -> int:
 
 def packed(weight: torch.Tensor) -> "LibraryConvolutionWeight | TorchConvolutionWeight":
     """A weight that convolutions read packed."""
-    made = library()
+    made = _library(weight.dtype)
     return TorchConvolutionWeight(weight) if made is None else LibraryConvolutionWeight(weight, made)
+
+
+def _library(kind: torch.dtype) -> Library | None:
+    """The library, where it has fast kernels for a dtype on this processor."""
+    made = library()
+    return made if made is not None and kind in KINDS and _has_kernels(made, kind) else None
+
+
+@functools.cache
+def _has_kernels(made: Library, kind: torch.dtype) -> bool:
+    image = (1, 64, 28, 28)
+    with made.held() as kept:
+        return _layout(kept, Shape(image, (64, 64, 3, 3), image, (1, 1), (1, 1), (1, 1), 1, kind)) is not None
 
 
 # ---- by a library ----------------------------------------------------------------------------------------------------

@@ -104,11 +104,13 @@ class BucketRules(Demands):
         return self.nbytes(constant.dtype, constant.shape, path)
 
     def whole(self, item: Placement, constant: Constant, path: str) -> None:
-        """A packed constant is read as it is, or turned: nothing knows where its parts lie."""
+        """A packed constant is read as it is, turned, or with a row: nothing knows where its parts lie."""
         found, shape = self.program.layouts[item.layout], constant.shape
         self.require(2 <= len(shape) <= 4 and 0 not in shape, path, "a weight of two to four dimensions", shape)
         seen = ((found.shape, found.strides), (turned(found.shape), turned(found.strides)))
-        whole = found.dtype == constant.dtype and not item.offset and (shape, without_gaps(shape)) in seen
+        with_row = (*shape[:2], 1, *shape[2:]) if len(shape) == 3 else shape
+        stored = {(one, without_gaps(one)) for one in (shape, with_row)}
+        whole = found.dtype == constant.dtype and not item.offset and not stored.isdisjoint(seen)
         self.require(whole, path, "the whole of a weight without gaps", found)
 
     def interface(self, bucket: Bucket, entry: EntryPoint, path: str) -> None:

@@ -153,3 +153,19 @@ def test_reasons_name_what_is_written_and_what_is_returned(caplog):
 def test_no_rewrites_are_made_where_none_may_be():
     module = trace(lambda x: ((x * 2).clone() + 1,), torch.ones(2))
     assert run_pass(remove_noop_ops, module, limit=0).count == 0 and len(targets(module)) == 3
+
+
+def test_products_and_quotients_with_the_number_one_go_and_others_stay():
+    whole = torch.ones(3, dtype=torch.int64)
+    for make in (lambda x: (x / 1.0 + 2,), lambda x: (x * 1 + 2,), lambda x: (x * 1.0 + 2,)):
+        module = assert_same_numbers(remove_noop_ops, make, torch.tensor([-0.0, 1e-40, 3.0]))
+        assert targets(module) == ["aten.add.Tensor"]
+    for make, x in (
+        (lambda x: (x / 2.0 + 2,), whole.float()),
+        (lambda x: (x * True + 2,), whole.float()),
+        (lambda x: (x / 1 + 2,), whole),  # of whole numbers, which gives floats
+        (lambda x: (x * 1.0 + 2,), whole),
+        (lambda x: (x + 0 + 2,), whole.float()),  # which makes 0 of -0
+    ):
+        module = trace(make, x)
+        assert run_pass(remove_noop_ops, module).count == 0

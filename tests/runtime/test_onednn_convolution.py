@@ -1,0 +1,314 @@
+"""Convolutions in channels-last with packed weights: the numbers of their definition, in their places."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aotair
+from aotair_runtime.devices import onednn_convolution, onednn_library
+from aotair_runtime.devices.onednn_convolution import (
+    Convolution,
+    LibraryConvolutionWeight,
+    TorchConvolutionWeight,
+    packed_bytes,
+    shape_of,
+)
+from aotair_runtime.format.packed import packed_constants
+
+CONVOLUTION, LINEAR = torch.ops.aten.convolution.default, torch.ops.aten.linear.default
+BF16, DENSE = torch.bfloat16, torch.channels_last
+there = onednn_convolution._library(torch.float32) is not None
+with_library = pytest.mark.skipif(
+    not there, reason=f"convolutions of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}"
+)
+DTYPES = [kind for kind in (torch.float32, BF16) if onednn_convolution._library(kind) is not None] or [torch.float32]
+
+
+def near(kind: torch.dtype) -> dict[str, float]:
+    return {"atol": 2e-4, "rtol": 1e-4} if kind == torch.float32 else {"atol": 0.15, "rtol": 0.03}
+
+
+def image(*shape: int, kind: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(kind).contiguous(memory_format=DENSE)
+
+
+@pytest.fixture(params=["library", "torch"])
+def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type:
+    if request.param == "torch":
+        monkeypatch.setattr(onednn_convolution, "library", lambda: None)
+        return TorchConvolutionWeight
+    if not there:
+        pytest.skip(f"convolutions of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}")
+    return LibraryConvolutionWeight
+
+
+# ---- one convolution -------------------------------------------------------------------------------------------------
+
+
+@with_library
+@settings(max_examples=120, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    groups=st.sampled_from([1, 1, 2, 8]),
+    channels=st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    steps=st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 2)),
+    bias=st.booleans(),
+    kind=st.sampled_from(DTYPES),
+)
+def test_a_convolution_is_that_of_its_definition(batch, size, groups, channels, kernel, steps, bias, kind):
+    read, written = (groups * one for one in channels)
+    x, weight = image(batch, read, *size, kind=kind), torch.randn(written, channels[0], *kernel).to(kind)
+    shift = torch.randn(written).to(kind) if bias else None
+    stride, padding, dilation = ([one, one] for one in steps)
+    args = (x, weight, shift, stride, padding, dilation, False, [0, 0], groups)
+    if shape_of(x.shape, weight.shape, args[3:], kind) is None:
+        return  # the image is smaller than the kernel
+    want = CONVOLUTION(*(one.double() if isinstance(one, torch.Tensor) else one for one in args))
+    whole = torch.full((want.shape[0] + 2, *want.shape[1:]), 7.0).to(kind).contiguous(memory_format=DENSE)
+    place = whole[1:-1]
+    packed = onednn_convolution.packed(weight)
+    assert isinstance(packed, LibraryConvolutionWeight)
+    call = packed.into(CONVOLUTION, args, {}, place)
+    if call is None:  # the library has no fast kernel
+        place.copy_(packed.call(CONVOLUTION, args, {})())
+    else:
+        assert isinstance(call, Convolution)
+        call()
+        before = place.clone()
+        call()
+        assert torch.equal(place, before)
+    torch.testing.assert_close(place.double(), want, **near(kind))
+    assert (whole[0] == 7).all() and (whole[-1] == 7).all(), "it writes beside its place"
+
+
+X, W, B = image(2, 16, 9, 9), torch.randn(32, 16, 3, 3), torch.randn(32)
+STEPS = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+OUT = image(2, 32, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X, W, B),
+        (X, W, B, *STEPS, 1),
+        (3, W, B, *STEPS),
+        (X, 3, B, *STEPS),
+        (X, W, 3, *STEPS),
+        (X.double(), W, B, *STEPS),
+        (X.to("meta"), W, B, *STEPS),
+        (X, W.double(), B, *STEPS),
+        (X, W.transpose(2, 3), B, *STEPS),  # in another order
+        (X, W[:16], B, *STEPS),  # a part of it
+        (X, W, B[:31], *STEPS),
+        (X, W, torch.randn(64)[::2], *STEPS),
+        (X, W, B.to(BF16), *STEPS),
+        (X[:, :8], W, B, *STEPS),  # of other channels
+        (X[0], W, B, *STEPS),
+        (X, W, B, [0, 1], *STEPS[1:]),
+        (X, W, B, [1, 1], [-1, 1], *STEPS[2:]),
+        (X, W, B, [1, 1], [1 << 62, 1], *STEPS[2:]),
+        (X, W, B, [1 << 70, 1 << 70], *STEPS[1:]),
+        (X, W, B, [1, 1], [1, 1], [9, 9], *STEPS[3:]),  # larger than the image
+        (X, W, B, [1, 1, 1], *STEPS[1:]),
+        (X, W, B, [], *STEPS[1:]),
+        (X, W, B, [1.0, 1.0], *STEPS[1:]),
+        (X, W, B, *STEPS[:3], True, *STEPS[4:]),
+        (X, W, B, *STEPS[:5], 2),
+        (X, W, B, *STEPS[:5], 0),
+    ],
+)
+def test_what_does_not_fit_the_weight_is_refused(packer: type, args: tuple[object, ...]):
+    packed = onednn_convolution.packed(W)
+    assert isinstance(packed, packer)
+    assert packed.call(CONVOLUTION, (X, W, B, *STEPS), {}) is not None
+    assert packed.call(CONVOLUTION, args, {}) is None and packed.into(CONVOLUTION, args, {}, OUT) is None
+    assert packed.call(CONVOLUTION, (X, W, B, *STEPS), {"other": 1}) is None
+    assert packed.call(LINEAR, (X, W, B), {}) is None
+
+
+@with_library
+def test_images_that_lie_otherwise_are_convolved_by_the_op_itself():
+    packed, plain = onednn_convolution.packed(W), X.contiguous()
+    assert packed.into(CONVOLUTION, (X, W, B, *STEPS), {}, OUT) is not None
+    assert packed.into(CONVOLUTION, (plain, W, B, *STEPS), {}, OUT) is None
+    for out in (OUT.contiguous(), OUT[:1], image(2, 32, 9, 10), OUT.double(), OUT.to("meta")):
+        assert packed.into(CONVOLUTION, (X, W, B, *STEPS), {}, out) is None
+    found = packed.call(CONVOLUTION, (plain, W, B, *STEPS), {})()
+    torch.testing.assert_close(found, torch.conv2d(plain, W, B, padding=1))
+
+
+@with_library
+def test_what_lies_over_what_is_read_is_no_place():
+    both, weight = image(3, 32, 9, 9), torch.randn(32, 32, 3, 3)
+    packed = onednn_convolution.packed(weight)
+    for x, out in ((both[:2], both[:2]), (both[:2], both[1:])):
+        assert packed.into(CONVOLUTION, (x, weight, B, *STEPS), {}, out) is None
+    bias = both[0].permute(1, 2, 0).reshape(-1)[:32]
+    assert packed.into(CONVOLUTION, (both[1:], weight, both.permute(0, 2, 3, 1)[0, 0, 0], *STEPS), {}, both[:2]) is None
+    assert packed.into(CONVOLUTION, (both[1:], weight, bias.clone(), *STEPS), {}, OUT) is not None
+
+
+def test_other_values_lie_at_the_same_address(packer: type):
+    packed, other, out = onednn_convolution.packed(W), torch.randn_like(W), OUT.clone()
+    args = (X, W, B, *STEPS)
+    call = packed.into(CONVOLUTION, args, {}, out) or packed.call(CONVOLUTION, args, {})
+    before = packed.nbytes
+    packed.fill(other)
+    found = call()
+    torch.testing.assert_close(out if found is None else found, torch.conv2d(X, other, B, padding=1), **near(W.dtype))
+    assert packed.nbytes == before == packed_bytes([shape_of(X.shape, W.shape, STEPS, W.dtype)])
+
+
+@with_library
+def test_a_weight_is_packed_once_for_all_sizes_that_want_it_alike_and_again_for_others():
+    weight, steps = torch.randn(512, 128, 1, 1), ([1, 1], [0, 0], *STEPS[2:])
+    packed, shapes = onednn_convolution.packed(weight), []
+    for size in (7, 14, 56, 112, 14):
+        x, out = image(1, 128, size, size), image(1, 512, size, size)
+        call = packed.into(CONVOLUTION, (x, weight, None, *steps), {}, out)
+        assert isinstance(call, Convolution)
+        call()
+        torch.testing.assert_close(out, torch.conv2d(x, weight), **near(weight.dtype))
+        shapes.append(shape_of(x.shape, weight.shape, steps, weight.dtype))
+    assert packed.nbytes == packed_bytes(shapes)
+    assert packed.nbytes < 4 * weight.nbytes
+
+
+@with_library
+def test_a_convolution_runs_with_as_many_threads_as_there_are():
+    before, out = torch.get_num_threads(), OUT.clone()
+    call = onednn_convolution.packed(W).into(CONVOLUTION, (X, W, B, *STEPS), {}, out)
+    try:
+        for threads in (1, 3, 2):
+            torch.set_num_threads(threads)
+            out.zero_()
+            call()
+            torch.testing.assert_close(out, torch.conv2d(X, W, B, padding=1), **near(W.dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- what follows it -------------------------------------------------------------------------------------------------
+
+
+def _after(out: torch.Tensor, other: torch.Tensor) -> dict[str, functools.partial]:
+    aten = torch.ops.aten
+    return {
+        "relu": functools.partial(aten.relu_.default, out),
+        "gelu": functools.partial(aten.gelu_.default, out),
+        "silu of rows": functools.partial(aten.silu_.default, out.permute(0, 2, 3, 1)),
+        "add": functools.partial(aten.add_.Tensor, out, other),
+        "mul of rows": functools.partial(aten.mul_.Tensor, out.permute(0, 2, 3, 1), other.permute(0, 2, 3, 1)),
+    }
+
+
+@with_library
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(sorted(_after(OUT, OUT))), min_size=1, max_size=4),
+    kernel=st.sampled_from([1, 3]),
+    depthwise=st.booleans(),
+    kind=st.sampled_from(DTYPES),
+)
+def test_a_convolution_does_what_follows_it_as_well(steps, kernel, depthwise, kind):
+    x, other = image(2, 32, 9, 9, kind=kind), image(2, 32, 9, 9, kind=kind, seed=1)
+    weight = (torch.randn(32, 1 if depthwise else 32, kernel, kernel) / 4).to(kind)
+    padding = [kernel // 2] * 2
+    args = (x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 32 if depthwise else 1)
+    one, both = image(2, 32, 9, 9, kind=kind), image(2, 32, 9, 9, kind=kind)
+    packed = onednn_convolution.packed(weight)
+    single, joined = (packed.into(CONVOLUTION, args, {}, out) for out in (one, both))
+    apart = [single]
+    for step in steps:
+        apart.append(_after(one, other)[step])
+        joined = joined.then(_after(both, other)[step])
+        assert isinstance(joined, Convolution), step
+    for call in apart:
+        call()
+    joined()
+    torch.testing.assert_close(both.float(), one.float(), **near(kind))
+
+
+@with_library
+def test_not_a_number_stays_so():
+    x, out = image(1, 32, 4, 4), image(1, 32, 4, 4)
+    x[0, 0, 0, 0] = float("nan")
+    weight = torch.eye(32).view(32, 32, 1, 1)
+    args = (x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    call = onednn_convolution.packed(weight).into(CONVOLUTION, args, {}, out)
+    call.then(functools.partial(torch.ops.aten.relu_.default, out))()
+    assert out[0, :, 0, 0].isnan().all() and not out[0, :, 1:].isnan().any()
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------
+
+
+class Images(torch.nn.Module):
+    """Convolutions of images and of sequences, with norms, residuals, groups and pools between them."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.stem, self.norm = torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.BatchNorm2d(32)
+        self.deep = torch.nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.wide, self.head = torch.nn.Conv2d(32, 64, 1, bias=False), torch.nn.Linear(64, 10)
+        self.row = torch.nn.Conv1d(64, 32, 3, stride=2, padding=1)
+        self.norm.running_mean.normal_()
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = torch.relu(self.norm(self.stem(x)))
+        wide = torch.relu(self.wide(first + self.deep(first)))
+        row = torch.nn.functional.gelu(self.row(wide.flatten(2)))
+        return self.head(torch.nn.functional.max_pool2d(wide, 2).mean((2, 3))), row
+
+
+def built(path: Path, seed: int) -> Path:
+    x = {"shape": ["n", 3, 12, 12], "dtype": "float32", "pad": "any"}
+    return aotair.build(model=Images(seed), out=path, inputs={"x": x}, buckets={"n": [1, 4]})
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("images") / "images.aotair", 0)
+
+
+@pytest.mark.parametrize("pack_weights", [True, False])
+def test_a_model_gives_what_the_original_does_wherever_it_runs(packer: type, images: Path, pack_weights: bool):
+    model, x = Images(0), torch.randn(3, 3, 12, 12)
+    with aotair.load(images, pack_weights=pack_weights) as served, torch.no_grad():
+        for batch in (1, 2, 3):
+            for got, want in zip(served(x[:batch]), model(x[:batch]), strict=True):
+                torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+                assert got.is_contiguous()
+        packed = served._resident.by_number.values()
+        assert all(isinstance(one, packer) for one in packed if "Convolution" in type(one).__name__)
+        assert sum("Convolution" in type(one).__name__ for one in packed) == (4 if pack_weights else 0)
+
+
+def test_what_packed_weights_take_is_promised_to_the_byte(packer: type, images: Path):
+    with aotair.load(images) as served:
+        taken = sum(one.nbytes for one in served._resident.by_number.values())
+        (promised,) = [one.nbytes for one in served.promise.items if one.name == "weights packed for the processor"]
+        assert taken == promised > 0
+
+
+def test_weights_of_another_checkpoint_are_those_of_a_fresh_build(packer: type, images: Path, tmp_path: Path):
+    x, fresh = torch.randn(2, 3, 12, 12), built(tmp_path / "other.aotair", 1)
+    with aotair.load(images) as served, aotair.load(fresh) as other:
+        served.load_weights(fresh)
+        for got, want in zip(served(x), other(x), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_weights_are_read_packed_by_convolutions(images: Path):
+    with aotair.load(images) as served:
+        names = {served.program.constants[n].name: op for n, op in packed_constants(served.program)}
+    assert list(names.values()).count("aten::convolution") == 4
