@@ -1,7 +1,7 @@
 """Networks of many kinds on the CPU beside what else runs them: milliseconds of a call, ours over the best.
 
-Each runtime gets as many threads as we have, and takes turns with the others in blocks of calls, of which the first is
-not counted: the threads of some wait for work by spinning, and would disturb the one after. Times are medians of blocks.
+Each runtime gets as many threads as we have, and takes turns with the others in blocks of calls (see `runtimes`). Times
+are medians of blocks.
 """
 
 import functools

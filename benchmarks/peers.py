@@ -1,8 +1,7 @@
 """The sentence encoder on the CPU beside what else runs it: milliseconds of a call at five shapes, ours over the best.
 
 Each runtime gets a model of its own for each shape, which is what it likes best, as many threads as we have, and takes
-turns with the others in blocks of calls, of which the first is not counted: the threads of some wait for work by
-spinning, and would disturb the one after. Times are medians of blocks.
+turns with the others in blocks of calls (see `runtimes`). Times are medians of blocks.
 """
 
 import functools
@@ -40,7 +39,8 @@ def main() -> None:
         inputs = random_inputs(entry, {"batch": batch, "seq": seq}, 1)
         inputs["attention_mask"][:, 0] = 1  # no sentence is empty
         with torch.inference_mode():
-            kind, place = KINDS[given.dtype], BUILD / "peers" / f"{str(kind)[6:]}-{batch}x{seq}.pt2"
+            kind = KINDS[given.dtype]
+            place = BUILD / "peers" / f"{str(kind).removeprefix('torch.')}-{batch}x{seq}.pt2"
             subject = Subject(exact, inputs, kind, given.threads, place)
             calls = {name: RUNTIMES[name](subject) for name in given.only}
             calls["aotair"] = functools.partial(served, **inputs)

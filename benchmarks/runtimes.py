@@ -1,4 +1,8 @@
-"""What else runs a model on the CPU, each as its makers would have it: calls of each, and how long they take."""
+"""What else runs a model on the CPU, each as its makers would have it: calls of each, and how long they take.
+
+They take turns in blocks of calls, of which the first is not counted: the threads of some wait for work by spinning,
+and would disturb the one after.
+"""
 
 import copy
 import functools

@@ -8,6 +8,8 @@ at a copy, and results of the model lie as they did. Which weights a node packs 
 Left alone: transposed convolutions, and those whose weights are no constants of the checkpoint or made of such.
 """
 
+from typing import cast
+
 import torch
 from torch.fx.node import Node
 
@@ -51,7 +53,7 @@ def _why_not(node: Node, constants: set[Node]) -> str:
 def _as_images(node: Node) -> Node:
     """The convolution of images of one row that a convolution of sequences is, in its place."""
     x, weight, bias, *steps, transposed, _, groups = node.args
-    stride, padding, dilation = ([fill, *size] for fill, size in zip((1, 0, 1), steps))
+    stride, padding, dilation = ([fill, *cast(list[int], size)] for fill, size in zip((1, 0, 1), steps))
     with node.graph.inserting_before(node):
         rows = [node.graph.call_function(_aten.unsqueeze.default, (one, 2)) for one in (x, weight)]
         given = (*rows, bias, stride, padding, dilation, transposed, [0, 0], groups)

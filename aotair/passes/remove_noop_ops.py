@@ -7,7 +7,7 @@ copy of an input that is returned: whoever writes `return x.clone()` wants memor
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
-from torch.fx.node import Node
+from torch.fx.node import Argument, Node
 
 from ..graph.alias import Uses, written_roots
 from ..graph.operand import operands
@@ -65,7 +65,11 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 
 
 def _is_by_one(node: Node) -> bool:
-    return node.target in _BY_NUMBER and len(node.args) == 2 and type(node.args[1]) in (int, float) and node.args[1] == 1
+    return node.target in _BY_NUMBER and len(node.args) == 2 and _is_one(node.args[1])
+
+
+def _is_one(value: Argument) -> bool:
+    return type(value) in (int, float) and bool(value == 1)
 
 
 def _source(node: Node) -> int:

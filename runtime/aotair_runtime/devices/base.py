@@ -131,7 +131,9 @@ class GraphSpace(Protocol):
 class Packed(Protocol):
     """A weight in the form that a kernel of the device reads, at addresses that stay."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """What it takes beside the weight as it is stored."""
 
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of another weight of the same shape."""
