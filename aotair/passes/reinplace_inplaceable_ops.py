@@ -1,4 +1,8 @@
-"""Intermediate out-of-place ops become in-place: `add(x, y)` writes into x where nobody reads x afterwards."""
+"""Intermediate out-of-place ops become in-place: `add(x, y)` writes into x where nobody reads x afterwards.
+
+Of two that may be swapped, a sum or a product writes into the one that was made last: it is in the processor's cache,
+and the kernel that makes it may do the sum as well.
+"""
 
 import torch
 from torch.fx.node import Node
@@ -9,6 +13,9 @@ from ..graph.operand import operand, operands
 from ..graph.streams import several_streams
 from .edits import Edits
 from .multi_output import InplaceCall, form_of, results, to_inplace
+
+_aten = torch.ops.aten
+_COMMUTE = frozenset({_aten.add.Tensor, _aten.mul.Tensor})
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -23,6 +30,8 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         overload = inplace_overload(node.target)
         if overload is None or not isinstance(node.args[0], Node):
             continue
+        _put_last_first(node, uses)
+        assert isinstance(node.args[0], Node)
         why = _why_not(node, node.args[0], uses)
         if not edits.target.takes(overload):
             why = f"{edits.target.kind} has no kernel for {overload} that programs may call"
@@ -31,6 +40,18 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
         elif edits.may(node, f"writes into {node.args[0].name}"):
             node.target = overload
             uses.merge(node, node.args[0])
+
+
+def _put_last_first(node: Node, uses: Uses) -> None:
+    """Swap two arguments that may be, where the second was made later and can be written over."""
+    if node.target not in _COMMUTE or len(node.args) != 2 or node.kwargs:
+        return
+    one, other = node.args
+    if not isinstance(one, Node) or not isinstance(other, Node) or one.meta["val"].dtype != other.meta["val"].dtype:
+        return
+    later = uses.position[uses.root(other)] > uses.position[uses.root(one)]
+    if later and not _why_not(node, other, uses):
+        node.args = (other, one)
 
 
 def _multi_output(graph: torch.fx.Graph, node: Node, form: InplaceCall, uses: Uses, edits: Edits) -> None:

@@ -195,3 +195,22 @@ def test_a_new_value_that_is_used_again_later_is_not_written_over():
 
     module = assert_same_numbers(reinplace_inplaceable_ops, function, X, X + 3)
     assert targets(module).count("aten.relu.default") == targets(module).count("aten.relu_.default") == 1
+
+
+def _written_over(function, *inputs: torch.Tensor) -> str:
+    """What the only sum of a function writes over."""
+    module = assert_same_numbers(reinplace_inplaceable_ops, function, *inputs)
+    (found,) = [node for node in module.graph.nodes if "add" in str(node.target)]
+    return found.args[0].name if str(found.target) == "aten.add_.Tensor" else ""
+
+
+def test_a_sum_writes_over_what_was_made_last():
+    assert _written_over(lambda x: (x.exp() + x.cos(),), X) == "cos"
+    assert _written_over(lambda x: (x.cos().add(x.exp()),), X) == "exp"
+    assert _written_over(lambda x: (x + x.cos(),), X) == "cos"
+    # Not where that is used later, is of another shape, a view of the same, or scaled in the sum.
+    assert _written_over(lambda x: (x.exp().add(y := x.cos()), y), X) == "exp"
+    assert _written_over(lambda x: (x.exp() + x[0].cos(),), X) == "exp"
+    assert _written_over(lambda x: (torch.add(x.exp(), x.cos(), alpha=2),), X) == "exp"
+    assert _written_over(lambda x: (x.exp() + x.half().cos(),), X) == "exp"
+    assert _written_over(lambda x: ((y := x.exp()).add(y),), X) == ""
