@@ -27,7 +27,7 @@ def test_dynamic_quant_in_all_variants(epsilon, smooth, keeps_sum):
     ("why", "function", "inputs"),
     [
         ("dst_type=1, which the rule does not take", quantised(dst_type=1), ROWS),
-        ("stands where the rule needs getitem", quantised(lambda y: y * 1.0), ROWS),
+        ("stands where the rule needs getitem", quantised(lambda y: y * 2.0), ROWS),
         ("is float32, the fused kernel takes float16 and bfloat16", quantised(), tuple(t.float() for t in ROWS)),
         ("have different shapes", quantised(), (ROWS[0], half(1, 3, 32), ROWS[2])),
         ("dimensions, the fused kernel norms the last one", quantised(), (*ROWS[:2], half(3, 32))),
