@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.node import Argument, Node
 
-from aotair_runtime.devices.onednn_convolution import shape_of
+from aotair_runtime.devices.onednn_convolution import dense_strides, shape_of
 
 from ..graph.derived import is_constant
 from ..ops import int4
@@ -35,7 +35,7 @@ def _is_convolution(target: Target, args: Sequence[Argument]) -> bool:
     if not isinstance(x, Node) or not isinstance(weight, Node) or not is_constant(_without_row(weight)):
         return False
     value, stored = x.meta["val"], weight.meta["val"]
-    dense = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    dense = value.dim() == 4 and value.stride() == dense_strides(value.shape)
     if not dense or not stored.is_contiguous() or not _has_no_gaps([bias]) or value.dtype != stored.dtype:
         return False
     fits = target.packs_convolution(stored.dtype) and isinstance(bias, (Node, type(None)))

@@ -11,7 +11,10 @@ Left alone: transposed convolutions, and those whose weights are no constants of
 from typing import cast
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
+
+from aotair_runtime.devices.onednn_convolution import dense_strides
 
 from ..graph.fake import fake_mode, fake_result, relay
 from ..graph.operand import operands
@@ -70,12 +73,18 @@ def _reads_dense(node: Node) -> None:
     """Let a convolution read its image in channels-last."""
     x = node.args[0]
     assert isinstance(x, Node)
-    if x.meta["val"].is_contiguous(memory_format=_DENSE):
+    if _is_dense(x.meta["val"]):
         return
     with node.graph.inserting_before(node):
         copied = node.graph.call_function(_aten.clone.default, (x,), {"memory_format": _DENSE})
     _take_after(copied, node)
     node.args = (copied, *node.args[1:])
+
+
+def _is_dense(image: torch.Tensor) -> bool:
+    """Whether an image lies in channels-last by its strides. One of a single channel, or of one row and column, is
+    contiguous in either layout, and the op goes by its strides for its result's."""
+    return statically_known_true(sym_eq(tuple(image.stride()), dense_strides(image.shape)))
 
 
 def _as_before(output: Node, before: dict[Node, torch.Tensor]) -> None:

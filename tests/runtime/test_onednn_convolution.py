@@ -312,3 +312,20 @@ def test_weights_are_read_packed_by_convolutions(images: Path):
     with aotair.load(images) as served:
         names = {served.program.constants[n].name: op for n, op in packed_constants(served.program)}
     assert list(names.values()).count("aten::convolution") == 4
+
+
+@pytest.mark.parametrize("layout", [True, False])
+@pytest.mark.parametrize(("channels", "size"), [(1, 9), (1, 1), (8, 1), (3, 2)])
+def test_images_that_are_contiguous_in_any_layout_take_what_is_promised(tmp_path: Path, channels, size, layout):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 1, 1))
+    config = aotair.CompilerConfig()
+    config.experimental_config.channels_last = layout
+    x = {"shape": ["n", channels, size, 1], "dtype": "float32", "pad": "any"}
+    out, buckets = tmp_path / "m.aotair", {"n": [1, 4]}
+    aotair.build(model=model, name="m", out=out, inputs={"input": x}, buckets=buckets, config=config)
+    given_to = torch.randn(3, channels, size, 1)
+    with aotair.load(out) as served, torch.no_grad():
+        torch.testing.assert_close(served(given_to), model(given_to), atol=1e-5, rtol=1e-5)
+        taken = sum(one.nbytes for one in served._resident.by_number.values())
+        assert [one.nbytes for one in served.promise.items if one.name == "weights packed for the processor"] == [taken]

@@ -109,8 +109,8 @@ def _has_kernels(made: Library, kind: torch.dtype) -> bool:
 # ---- by a library ----------------------------------------------------------------------------------------------------
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In channels-last."""
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of an image in channels-last."""
     _, channels, height, width = shape
     return height * width * channels, 1, width * channels, channels
 
@@ -120,7 +120,7 @@ def _description(
 ) -> tuple[c_void_p, c_void_p, c_void_p, c_void_p | None] | None:
     """The description of a convolution, and of what it reads, writes and adds; None where there is no fast kernel."""
     kind = KINDS[shape.dtype]
-    x, out = (kept.desc(sizes, kind, _strides(sizes)) for sizes in (shape.x, shape.out))
+    x, out = (kept.desc(sizes, kind, dense_strides(sizes)) for sizes in (shape.x, shape.out))
     added = kept.desc(shape.out[1:2], kind, (1,)) if bias else None
     desc = kept.convolution(x, weight, added, out, (shape.stride, shape.padding, shape.dilation), attr)
     slow = desc is None or kept.implementation(desc).startswith(("ref", "x64:gemm", "ip:"))
