@@ -204,11 +204,13 @@ class _Emitter:
             yield self._copied(kernel.op, args, kwargs, self._results(node), node, _nbytes(node))
 
     def _packed(self, weight: object) -> Arg:
-        """A constant, or a list of it, as the node packs it."""
+        """A constant, or a list of it, as the node packs it; a state, which calls write, as it is."""
         if isinstance(weight, (tuple, list)):
             return tuple(map(self._packed, weight))
         assert isinstance(weight, Node)
-        plain = self._tensors.values()[self._tensor(weight)]
+        plain = self._tensors.values()[number := self._tensor(weight)]
+        if plain.space != Space.CONSTANT:
+            return TensorArg(number)
         return TensorArg(self._tensors.number(replace(plain, space=int(Space.PACKED))))
 
     def _with_host_arguments(self, node: Node, kernel: Kernel) -> Instruction:

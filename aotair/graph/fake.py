@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument, Node, map_arg
+
+from .operand import operand
 
 
 class CannotEvaluate(Exception):
@@ -54,18 +57,54 @@ def storage_of(value: torch.Tensor) -> int:
 def relay(graph: torch.fx.Graph, before: Callable[[Node], None] = lambda node: None) -> None:
     """`recompute` where results now have other strides: a view that these do not allow looks at a copy. `before` may
     change a call that is next. Raises CannotEvaluate."""
-    mode, view = fake_mode(graph), torch.ops.aten.view.default
+    mode = fake_mode(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or "event" in node.meta:
             continue
         before(node)
+        if node.target is torch.ops.aten.view.default and not _may_be_seen(node):
+            copy_first(node)
         try:
-            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
+            with quiet_torch():
+                node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
         except Exception as error:
-            if node.target is not view:
+            if not _is_view(node):
                 raise CannotEvaluate(node, error) from error
             copy_first(node)
-            node.meta["val"] = fake_result(mode, view, node.args, {})
+            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a call looks at its first argument, in another way."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    schema = node.target._schema
+    return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+
+
+def _may_be_seen(view: Node) -> bool:
+    """Whether the strides of a tensor allow that it is seen in the sizes of a view, surely: fake tensors let more pass
+    than real ones. As ATen's `computeStride` says it: the sizes of the view divide those of each run of dimensions
+    that lie one in the other."""
+    source, given = operand(view).meta["val"], view.meta["val"].shape
+    if source.is_contiguous():
+        return True
+    shape, strides = source.shape, source.stride()
+    numel: Any = 1
+    wanted: Any = 1
+    place, base = len(given) - 1, strides[-1]
+    for dim in reversed(range(len(shape))):
+        numel = numel * shape[dim]
+        if dim and statically_known_true(shape[dim - 1] == 1):
+            continue
+        if dim and statically_known_true(strides[dim - 1] == numel * base):
+            continue
+        while place >= 0 and (not statically_known_true(wanted == numel) or statically_known_true(given[place] == 1)):
+            wanted, place = wanted * given[place], place - 1
+        if not statically_known_true(wanted == numel):
+            return False
+        numel, wanted, base = 1, 1, strides[dim - 1] if dim else 1
+    return place < 0
 
 
 def copy_first(view: Node) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.fx.node import Argument, Node, Target
 
+from aotair_runtime.devices.onednn_convolution import dense_strides, shape_of
+
 from .graph_builder import GraphBuilder
 from .packed import packed_op
 
@@ -63,6 +65,19 @@ def _linear(build: GraphBuilder, x: Node, weight: Node, bias: Node | None = None
     return build.call(_aten.view.default, product, [*lead, weight.meta["val"].shape[0]])
 
 
+def _convolution(build: GraphBuilder, x: Node, weight: Node, bias: Node | None, *rest: Argument) -> Node | None:
+    """Of an image in channels-last whose sizes torch's kernels for that layout are wrong for: of a copy of it, with the
+    result copied to channels-last."""
+    value = x.meta["val"]
+    if build.target.kind != "cpu" or value.dim() != 4 or value.stride() != dense_strides(value.shape):
+        return None
+    if shape_of(value.shape, weight.meta["val"].shape, rest, torch.float32) is not None:
+        return None
+    image = build.call(_aten.clone.default, x, memory_format=torch.contiguous_format)
+    result = build.call(_aten.convolution.default, image, weight, bias, *rest)
+    return build.call(_aten.clone.default, result, memory_format=torch.channels_last)
+
+
 def _embedding(build: GraphBuilder, weight: Node, indices: Node, *_: object, **__: object) -> Node | None:
     """`weight[indices]` as a selection of rows; what else an embedding takes concerns training only."""
     value = indices.meta["val"]
@@ -110,6 +125,7 @@ LOWERINGS: dict[Target, Lowering] = {
     _aten.select_scatter.default: _scatter(_aten.select.int),
     _aten.diagonal_scatter.default: _scatter(_aten.diagonal.default),
     _aten.linear.default: _linear,
+    _aten.convolution.default: _convolution,
     _aten.embedding.default: _embedding,
     _aten.arange.default: _arange,
     _aten.arange.start: _arange,

@@ -44,7 +44,9 @@ def _is_convolution(target: Target, args: Sequence[Argument]) -> bool:
 
 def _without_row(weight: Node) -> Node:
     """The weight of a convolution of sequences, which one of images sees with a row."""
-    source = weight.args[0] if weight.target is _aten.unsqueeze.default else weight
+    if weight.target is not _aten.unsqueeze.default or weight.args[1] not in (2, -2):
+        return weight
+    source = weight.args[0]
     return source if isinstance(source, Node) else weight
 
 

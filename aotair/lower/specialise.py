@@ -25,7 +25,10 @@ from .packed import packed_op
 
 # What never runs as itself: it is lowered, or becomes a copy, a fill or nothing.
 # Every device copies, by a kernel that torch keeps for all of them.
-_ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten.copy_.default})
+# Convolutions are lowered to convolutions, which a device may not have.
+_ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten.copy_.default}) - {
+    torch.ops.aten.convolution.default
+}
 
 
 # What gives a number that the host has to know: a capture cannot wait for it.

@@ -5,7 +5,8 @@ The layout is chosen once: where an image comes as it is given, it is copied; wh
 norms or joins them keeps the layout, so that the next convolution finds it there; a view that it does not allow looks
 at a copy, and results of the model lie as they did. Which weights a node packs is decided later, call by call.
 
-Left alone: transposed convolutions, and those whose weights are no constants of the checkpoint or made of such.
+Left alone: transposed convolutions, those of groups of a single channel that are not depthwise, those whose weights are
+no constants of the checkpoint or made of such, and graphs that see a tensor by its strides.
 """
 
 from typing import cast
@@ -14,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
-from aotair_runtime.devices.onednn_convolution import dense_strides
+from aotair_runtime.devices.onednn_convolution import dense_strides, is_of_single_channels
 
 from ..graph.fake import fake_mode, fake_result, relay
 from ..graph.operand import operands
@@ -28,6 +29,9 @@ _CONVOLUTION, _DENSE = _aten.convolution.default, torch.channels_last
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph, target = module.graph, edits.target
     constants, chosen = constant_nodes(graph), set[Node]()
+    if any(graph.find_nodes(op="call_function", target=_aten.as_strided.default)):
+        edits.skipped("a tensor is seen by its strides (as_strided), which would be others")
+        return
     for node in list(graph.find_nodes(op="call_function", target=_CONVOLUTION)):
         if not target.packs_convolution(node.meta["val"].dtype):
             edits.skipped(f"convolutions of {node.meta['val'].dtype} are not packed on {target.kind}")
@@ -50,6 +54,9 @@ def _why_not(node: Node, constants: set[Node]) -> str:
         return "it is no convolution of images or sequences"
     if transposed:
         return "it is transposed"
+    assert isinstance(weight, Node)
+    if is_of_single_channels(weight.meta["val"].shape, cast(int, node.args[8])):
+        return "each group reads a single channel"
     return "" if weight in constants else "its weight is no constant"
 
 

@@ -47,7 +47,11 @@ def _put_last_first(node: Node, uses: Uses) -> None:
     if node.target not in _COMMUTE or len(node.args) != 2 or node.kwargs:
         return
     one, other = node.args
-    if not isinstance(one, Node) or not isinstance(other, Node) or one.meta["val"].dtype != other.meta["val"].dtype:
+    if not isinstance(one, Node) or not isinstance(other, Node):
+        return
+    if not all(isinstance(given.meta["val"], torch.Tensor) for given in (one, other)):  # not a size
+        return
+    if one.meta["val"].dtype != other.meta["val"].dtype:
         return
     later = uses.position[uses.root(other)] > uses.position[uses.root(one)]
     if later and not _why_not(node, other, uses):

@@ -201,7 +201,7 @@ def test_a_convolution_runs_with_as_many_threads_as_there_are():
 def _after(out: torch.Tensor, other: torch.Tensor) -> dict[str, functools.partial]:
     aten = torch.ops.aten
     return {
-        "relu": functools.partial(aten.relu_.default, out),
+        "tanh": functools.partial(aten.tanh_.default, out),
         "gelu": functools.partial(aten.gelu_.default, out),
         "silu of rows": functools.partial(aten.silu_.default, out.permute(0, 2, 3, 1)),
         "add": functools.partial(aten.add_.Tensor, out, other),
@@ -236,15 +236,18 @@ def test_a_convolution_does_what_follows_it_as_well(steps, kernel, depthwise, ki
     torch.testing.assert_close(both.float(), one.float(), **near(kind))
 
 
-@with_library
-def test_not_a_number_stays_so():
-    x, out = image(1, 32, 4, 4), image(1, 32, 4, 4)
-    x[0, 0, 0, 0] = float("nan")
-    weight = torch.eye(32).view(32, 32, 1, 1)
-    args = (x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    call = onednn_convolution.packed(weight).into(CONVOLUTION, args, {}, out)
-    call.then(functools.partial(torch.ops.aten.relu_.default, out))()
-    assert out[0, :, 0, 0].isnan().all() and not out[0, :, 1:].isnan().any()
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -3e38])
+def test_what_is_not_finite_is_what_it_is_in_the_original(tmp_path: Path, value: float):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.ReLU())
+    model[0].weight.data.abs_().mul_(9)
+    path = aotair.build(
+        model=model, name="m", out=tmp_path / "m", inputs={"input": {"shape": [1, 8, 3, 3], "dtype": "float32"}}
+    )
+    x = torch.randn(1, 8, 3, 3)
+    x[0, :, 1, 1] = value
+    with aotair.load(path) as served, torch.no_grad():
+        torch.testing.assert_close(served(x), model(x), equal_nan=True, atol=1e-4, rtol=1e-4)
 
 
 # ---- in a model ------------------------------------------------------------------------------------------------------
@@ -329,3 +332,68 @@ def test_images_that_are_contiguous_in_any_layout_take_what_is_promised(tmp_path
         torch.testing.assert_close(served(given_to), model(given_to), atol=1e-5, rtol=1e-5)
         taken = sum(one.nbytes for one in served._resident.by_number.values())
         assert [one.nbytes for one in served.promise.items if one.name == "weights packed for the processor"] == [taken]
+
+
+class Written(torch.nn.Module):
+    """A convolution whose weight each call writes, beside one with a constant of its shape; so a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.plain, self.flat = torch.nn.Conv2d(8, 8, 3, padding=1, bias=False), torch.nn.Linear(256, 256, bias=False)
+        self.register_buffer("w", torch.randn(8, 8, 3, 3) / 8)
+        self.register_buffer("v", torch.randn(256, 256) / 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.conv2d(self.plain(x), self.w, padding=1)
+        flat = torch.nn.functional.linear(self.flat(y.flatten(2)), self.v)
+        self.w.mul_(0.5)
+        self.v.mul_(0.5)
+        return flat
+
+
+def test_weights_that_calls_write_are_read_as_they_are(packer: type, tmp_path: Path):
+    x = {"shape": [1, 8, 16, 16], "dtype": "float32"}
+    path = aotair.build(model=Written(), name="m", out=tmp_path / "m.aotair", inputs={"x": x})
+    model = Written()
+    with aotair.load(path) as served, torch.no_grad():
+        for _ in range(3):
+            given_to = torch.randn(1, 8, 16, 16)
+            torch.testing.assert_close(served(given_to), model(given_to), atol=1e-4, rtol=1e-4)
+
+
+ODD = {
+    "smaller than the kernel reaches": ((9, 1), torch.nn.Conv2d(8, 17, (1, 3), (1, 3), (1, 2), (2, 1))),
+    "padding beyond the kernel": ((9, 1), torch.nn.Conv2d(8, 32, 1, (1, 2), (2, 1), (1, 2))),
+    "two for each channel": ((9, 3), torch.nn.Conv2d(8, 16, (1, 3), (1, 3), 0, (2, 1), 8)),
+    "transposed": ((9, 3), torch.nn.ConvTranspose2d(8, 16, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("pack_weights", [True, False])
+@pytest.mark.parametrize("kind", ODD)
+def test_what_torchs_kernels_for_the_layout_are_wrong_for_works_on_a_copy(tmp_path: Path, kind, pack_weights):
+    size, odd = ODD[kind]
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), odd, torch.nn.GELU())
+    x = {"shape": [3, 3, *size], "dtype": "float32"}
+    path = aotair.build(model=model, name="m", out=tmp_path / "m.aotair", inputs={"input": x})
+    given_to = torch.randn(3, 3, *size)
+    with aotair.load(path, pack_weights=pack_weights) as served, torch.no_grad():
+        torch.testing.assert_close(served(given_to), model(given_to), atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_sequences_with_another_dimension_put_in_stay_as_they_are(tmp_path: Path):
+    class Column(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.w = torch.nn.Parameter(torch.randn(16, 8, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.conv2d(x, self.w.unsqueeze(3), padding=(1, 0))
+
+    x = {"shape": [1, 8, 9, 7], "dtype": "float32"}
+    path = aotair.build(model=Column(), name="m", out=tmp_path / "m.aotair", inputs={"x": x})
+    given_to = torch.randn(1, 8, 9, 7)
+    with aotair.load(path) as served, torch.no_grad():
+        torch.testing.assert_close(served(given_to), Column()(given_to), atol=1e-5, rtol=1e-5)

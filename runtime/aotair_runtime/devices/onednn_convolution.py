@@ -47,7 +47,8 @@ class Shape:
 
 def shape_of(x: Sequence[int], weight: Sequence[int], args: Sequence[object], dtype: torch.dtype) -> Shape | None:
     """The sizes of a call of `aten::convolution` with these arguments after the bias; None where it is no convolution
-    of images, or they fit neither each other nor what is packed."""
+    of images, where they fit neither each other nor what is packed, and where torch's kernels for channels-last are
+    wrong: the image is smaller than the kernel reaches, the padding as large, or a group reads one channel."""
     if len(args) != 6 or len(x) != 4 or len(weight) != 4 or not all((*x, *weight)) or dtype not in KINDS:
         return None
     *lists, transposed, _, groups = args
@@ -61,11 +62,17 @@ def shape_of(x: Sequence[int], weight: Sequence[int], args: Sequence[object], dt
         return None
     if weight[0] % groups or x[1] != weight[1] * groups:
         return None
-    sizes = zip(x[2:], weight[2:], stride, padding, dilation)
-    image = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in sizes]
-    if min(image) < 1:
-        return None
+    reach = [gap * (size - 1) + 1 for size, gap in zip(weight[2:], dilation)]
+    small = any(far > size or pad >= far for far, size, pad in zip(reach, x[2:], padding))
+    if small or is_of_single_channels(weight, groups):
+        return None  # torch's kernels for channels-last read past the image there, or multiply other numbers
+    image = [(size + 2 * pad - far) // step + 1 for size, far, step, pad in zip(x[2:], reach, stride, padding)]
     return Shape(tuple(x), tuple(weight), (x[0], weight[0], *image), stride, padding, dilation, groups, dtype)
+
+
+def is_of_single_channels(weight: Sequence[int], groups: int) -> bool:
+    """Whether each group reads one channel, but for a depthwise convolution, of as many channels as it reads."""
+    return weight[1] == 1 and (groups == 1 or groups != weight[0])
 
 
 def packs(kind: torch.dtype) -> bool:

@@ -22,7 +22,7 @@ from ..errors import RequirementError
 F32, BF16 = 3, 2
 SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
 TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 33, 41, 43, 44, 49
-ADD, MUL, PRELU = 0x1FFF0, 0x1FFF1, 4
+ADD, MUL = 0x1FFF0, 0x1FFF1
 UNIMPLEMENTED = 3  # a status
 _ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
 _INFERENCE, _DIRECT = 96, 1
@@ -65,7 +65,6 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_post_ops_create": [POINTER(c_void_p)],
     "dnnl_post_ops_append_eltwise": [c_void_p, c_int, c_float, c_float],
     "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
-    "dnnl_post_ops_append_prelu": [c_void_p, c_int],
     "dnnl_post_ops_destroy": [c_void_p],
     "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 6],
     "dnnl_convolution_forward_primitive_desc_create": [
@@ -170,16 +169,13 @@ class Kept:
         return self._new("stream", "dnnl_stream_create", self.library.engine, _IN_ORDER)
 
     def post_ops(self, ops: Sequence[tuple[int, c_void_p | None]]) -> c_void_p:
-        """Attributes of a primitive: what it does to each number of its result, and with which other tensor. That of
-        PRELU is the one slope below zero that all have."""
+        """Attributes of a primitive: what it does to each number of its result, and with which other tensor."""
         made, attr = (
             self._new("post_ops", "dnnl_post_ops_create"),
             self._new("primitive_attr", "dnnl_primitive_attr_create"),
         )
         for kind, other in ops:
-            if kind == PRELU:
-                self.library._lib.dnnl_post_ops_append_prelu(made, 0)
-            elif other is None:
+            if other is None:
                 self.library._lib.dnnl_post_ops_append_eltwise(made, kind, 1.0 if kind == SWISH else 0.0, 0.0)
             else:
                 self.library._lib.dnnl_post_ops_append_binary(made, kind, other)

@@ -16,16 +16,14 @@ _aten = torch.ops.aten
 KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
 
 # Ops that write over their first argument number by number, and the algorithms for them; those with another tensor
-# below. A ReLU is a slope of 0 below zero: oneDNN's own makes 0 of NaN.
+# below. Not relu_: oneDNN's makes 0 of NaN, and a slope of 0 below zero NaN of minus infinity.
 _OVER: Mapping[torch._ops.OpOverload, int] = {
     _aten.tanh_.default: onednn.TANH,
     _aten.sigmoid_.default: onednn.LOGISTIC,
     _aten.silu_.default: onednn.SWISH,
-    _aten.relu_.default: onednn.PRELU,
 }
 _GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
 _WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
-_NO_SLOPE = torch.zeros(1, device="cpu")
 
 Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows, and the other tensor that it reads
 
@@ -73,22 +71,19 @@ class Prepared(Leading):
 
     def _attr(self, kept: Kept) -> c_void_p:
         """The followers as attributes of the primitive."""
-        others = [None if other is None else self._desc(kept, other) for _, other in self._followers]
+        others = [None if other is None else self._desc(kept) for _, other in self._followers]
         return kept.post_ops([(algorithm, desc) for (algorithm, _), desc in zip(self._followers, others)])
 
     def _beside(self, kept: Kept) -> list[Argument]:
         """What the followers read."""
         found = list[Argument]()
-        for number, (algorithm, other) in enumerate(self._followers, 1):
-            place = onednn.POST_OP * number
-            if algorithm == onednn.PRELU:
-                found.append(kept.argument(place | onednn.WEIGHTS, kept.desc((1,), onednn.F32, (1,)), _NO_SLOPE))
-            elif other is not None:
-                found.append(kept.argument(place | onednn.SRC_1, self._desc(kept, other), other))
+        for number, (_, other) in enumerate(self._followers, 1):
+            if other is not None:
+                found.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, self._desc(kept), other))
         return found
 
-    def _desc(self, kept: Kept, other: torch.Tensor) -> c_void_p:
-        """How a tensor lies that has a number for each of the result, in its order."""
+    def _desc(self, kept: Kept) -> c_void_p:
+        """How the result lies, and each tensor that is beside it."""
         return kept.desc(self._result.shape, KINDS[self._result.dtype], self._result.stride())
 
 
