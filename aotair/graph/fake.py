@@ -58,20 +58,23 @@ def relay(graph: torch.fx.Graph, before: Callable[[Node], None] = lambda node: N
     """`recompute` where results now have other strides: a view that these do not allow looks at a copy. `before` may
     change a call that is next. Raises CannotEvaluate."""
     mode = fake_mode(graph)
-    for node in list(graph.nodes):
-        if node.op != "call_function" or "event" in node.meta:
-            continue
-        before(node)
-        if node.target is torch.ops.aten.view.default and not _may_be_seen(node):
-            copy_first(node)
-        try:
-            with quiet_torch():
-                node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
-        except Exception as error:
-            if not _is_view(node):
-                raise CannotEvaluate(node, error) from error
-            copy_first(node)
-            node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
+    with quiet_torch():
+        for node in list(graph.nodes):
+            if node.op == "call_function" and "event" not in node.meta:
+                before(node)
+                _relay(mode, node)
+
+
+def _relay(mode: FakeTensorMode, node: Node) -> None:
+    if node.target is torch.ops.aten.view.default and not _may_be_seen(node):
+        copy_first(node)
+    try:
+        node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
+    except Exception as error:
+        if not _is_view(node):
+            raise CannotEvaluate(node, error) from error
+        copy_first(node)
+        node.meta["val"] = fake_result(mode, node.target, node.args, dict(node.kwargs))
 
 
 def _is_view(node: Node) -> bool:

@@ -3,7 +3,8 @@ sequences, as images of one row, too.
 
 The layout is chosen once: where an image comes as it is given, it is copied; what maps images number by number, pools,
 norms or joins them keeps the layout, so that the next convolution finds it there; a view that it does not allow looks
-at a copy, and results of the model lie as they did. Which weights a node packs is decided later, call by call.
+at a copy, and results of the model that were contiguous are so again. Which weights a node packs is decided later, call
+by call.
 
 Left alone: transposed convolutions, those of groups of a single channel that are not depthwise, those whose weights are
 no constants of the checkpoint or made of such, and graphs that see a tensor by its strides.

@@ -1,6 +1,8 @@
 """Convolutions in channels-last with packed weights: the numbers of their definition, in their places."""
 
 import functools
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,16 @@ from aotair_runtime.devices.onednn_convolution import (
     packed_bytes,
     shape_of,
 )
+from aotair_runtime.errors import AotairError
+from aotair_runtime.format import codec
 from aotair_runtime.format.packed import packed_constants
+from aotair_runtime.memory.promise import Terms, promise
 
 CONVOLUTION, LINEAR = torch.ops.aten.convolution.default, torch.ops.aten.linear.default
 BF16, DENSE = torch.bfloat16, torch.channels_last
 there = onednn_convolution._library(torch.float32) is not None
-with_library = pytest.mark.skipif(
-    not there, reason=f"convolutions of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}"
-)
+WHY = f"convolutions of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}"
+with_library = pytest.mark.skipif(not there, reason=WHY)
 DTYPES = [kind for kind in (torch.float32, BF16) if onednn_convolution._library(kind) is not None] or [torch.float32]
 
 
@@ -43,7 +47,7 @@ def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
         monkeypatch.setattr(onednn_convolution, "library", lambda: None)
         return TorchConvolutionWeight
     if not there:
-        pytest.skip(f"convolutions of a library of oneDNN: {onednn_library.why_none() or 'not for this processor'}")
+        pytest.skip(WHY)
     return LibraryConvolutionWeight
 
 
@@ -397,3 +401,20 @@ def test_weights_of_sequences_with_another_dimension_put_in_stay_as_they_are(tmp
     given_to = torch.randn(1, 8, 9, 7)
     with aotair.load(path) as served, torch.no_grad():
         torch.testing.assert_close(served(given_to), Column()(given_to), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("image", [3, (), None])
+def test_a_convolution_of_no_tensor_is_refused(images: Path, tmp_path: Path, image: object):
+    """By an error of ours: what packed weights take is worked out of such calls before they are checked."""
+    shutil.copytree(images, tmp_path / "m.aotair")
+    file = tmp_path / "m.aotair" / "program.msgpack"
+    program = codec.parse(file.read_bytes(), "x")
+    ops = [op.name for op in program.ops]
+    wrong = tuple(
+        replace(item, args=(image, *item.args[1:])) if ops[item.op] == "aten::convolution" else item
+        for item in program.instructions
+    )
+    file.write_bytes(codec.dump(replace(program, instructions=wrong)))
+    promise(codec.parse(file.read_bytes(), "x"), Terms("cpu"))
+    with pytest.raises(AotairError):
+        aotair.load(tmp_path / "m.aotair")

@@ -160,11 +160,7 @@ class _Layout:
             self._packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
             self.memory = self._kept.memory(self.desc, self._packed.data_ptr())
         seen = weight.contiguous().view(self._sizes)
-        with self._kept.library.held() as kept:
-            plain = kept.desc(self._sizes, self._kind, seen.stride())
-            primitive = kept.primitive(kept.reorder(plain, self.desc))
-            args = [kept.argument(onednn.SRC, plain, seen), Argument(onednn.DST, self.memory)]
-            kept.library.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
+        self._kept.library.rearrange(seen, self._sizes, seen.stride(), self._kind, self.desc, self.memory)
 
 
 class LibraryConvolutionWeight:
@@ -172,6 +168,7 @@ class LibraryConvolutionWeight:
 
     def __init__(self, weight: torch.Tensor, made: Library):
         self._weight, self.library, self._layouts = weight, made, list[_Layout]()
+        self._known = dict[tuple[Shape, int], _Layout]()  # by the number of threads too
 
     @property
     def nbytes(self) -> int:
@@ -184,7 +181,13 @@ class LibraryConvolutionWeight:
 
     def packed(self, shape: Shape) -> _Layout:
         """As the kernel for these sizes reads it. Raises OnednnError where there is no fast one."""
-        wanted = _Layout(self.library, shape)
+        key = (shape, torch.get_num_threads())
+        if key not in self._known:
+            self._known[key] = self._like(_Layout(self.library, shape))
+        return self._known[key]
+
+    def _like(self, wanted: _Layout) -> _Layout:
+        """The layout that is there already, if one is, else this one, filled."""
         for layout in self._layouts:
             if layout.is_like(wanted):
                 return layout
@@ -308,8 +311,6 @@ class TorchConvolutionWeight:
         found = _operands(op, args, kwargs, self._weight)
         if found is None:
             return None
-        if not _torch_packs(found.shape.dtype):
-            return functools.partial(op, *args)
         key, shape = _form(found.shape), found.shape
         if key not in self._forms:
             self._forms[key] = _reordered(self._weight, key)
@@ -336,8 +337,7 @@ def _reordered(weight: torch.Tensor, form: Shape) -> torch.Tensor:
 
 
 def _packed_by_torch(shapes: Iterable[Shape]) -> int:
-    forms = {_form(shape) for shape in shapes if _torch_packs(shape.dtype)}
-    return sum(_form_bytes(form) for form in forms)
+    return sum(_form_bytes(form) for form in {_form(shape) for shape in shapes})
 
 
 @functools.cache

@@ -121,6 +121,22 @@ class Library:
     def _free(self, name: str, made: c_void_p) -> None:
         getattr(self._lib, name)(made)
 
+    def rearrange(
+        self,
+        tensor: torch.Tensor,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        kind: int,
+        desc: c_void_p,
+        memory: c_void_p,
+    ) -> None:
+        """Write a tensor, seen in these sizes and strides, into memory where it lies as `desc` says."""
+        with self.held() as kept:
+            plain = kept.desc(sizes, kind, strides)
+            primitive = kept.primitive(kept.reorder(plain, desc))
+            args = [kept.argument(SRC, plain, tensor), Argument(DST, memory)]
+            self.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
+
     @contextlib.contextmanager
     def held(self) -> Iterator["Kept"]:
         """What is made within is given back at its end."""

@@ -84,11 +84,8 @@ class LibraryWeight:
         """Take the values of another weight of that shape, at the same address."""
         if weight.shape != self._shape or weight.dtype != self._dtype or weight.device.type != "cpu":
             raise ValueError(f"not a weight of {self._dtype} {list(self._shape)}")
-        with self._kept.library.held() as kept:
-            plain = kept.desc(weight.shape[::-1], self.kind, weight.stride()[::-1])
-            primitive = kept.primitive(kept.reorder(plain, self.desc))
-            args = [kept.argument(onednn.SRC, plain, weight), Argument(onednn.DST, self.memory)]
-            kept.library.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
+        sizes, strides = weight.shape[::-1], weight.stride()[::-1]
+        self.library.rearrange(weight, sizes, strides, self.kind, self.desc, self.memory)
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]

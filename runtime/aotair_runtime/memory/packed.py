@@ -1,6 +1,6 @@
 """What do the constants take that a device packs for its kernels?"""
 
-from collections.abc import Iterator
+from collections import defaultdict
 
 from ..devices import forms
 from ..devices.onednn_convolution import Shape, shape_of
@@ -11,13 +11,13 @@ from ..format.torch_names import dtype
 
 def packed_bytes(program: Program, kind: str, pack_weights: bool) -> dict[int, int]:
     """What packed constants take on a kind of device, by number, beside those in the file."""
-    found = dict[int, int]()
+    found, convolutions = dict[int, int](), _convolutions(program)
     for number, op in packed_constants(program):
         constant = program.constants[number]
         if not (pack_weights or op in NEEDED) or not forms.packs(kind, op, dtype(constant.dtype)):
             continue
         if op == CONVOLUTION:
-            found[number] = forms.convolution_bytes(_convolutions(program, number))
+            found[number] = forms.convolution_bytes(convolutions.get(number, ()))
         else:
             found[number] = forms.packed_bytes(kind, constant.shape, dtype(constant.dtype))
     return found
@@ -30,17 +30,18 @@ def plain_elsewhere(program: Program, kind: str, pack_weights: bool) -> frozense
     return only_packed(program, lambda number, op: forms.packs(kind, op, dtype(program.constants[number].dtype)))
 
 
-def _convolutions(program: Program, number: int) -> Iterator[Shape]:
-    """The sizes of the convolutions that read a constant packed."""
+def _convolutions(program: Program) -> dict[int, set[Shape]]:
+    """By number of a constant, the sizes of the convolutions that read it packed."""
+    found = defaultdict[int, set[Shape]](set)
     buckets = (bucket for entry in program.entry_points for bucket in entry.buckets)
     for bucket, item in calls(program, buckets):
-        if not any(bucket.tensors[read].index == number for read in read_packed(item, bucket)):
+        if program.ops[item.op].name != CONVOLUTION or not (read := read_packed(item, bucket)):
             continue
-        if program.ops[item.op].name != CONVOLUTION:
-            continue
-        x, weight = (
-            program.layouts[bucket.tensors[arg.index].layout] for arg in item.args[:2] if isinstance(arg, TensorArg)
-        )
+        tensors = [bucket.tensors[arg.index] for arg in item.args[:2] if isinstance(arg, TensorArg)]
+        if len(tensors) < 2:
+            continue  # no call of the op, which binding refuses
+        x, weight = (program.layouts[tensor.layout] for tensor in tensors)
         shape = shape_of(x.shape, weight.shape, item.args[3:], dtype(weight.dtype))
         if shape is not None:
-            yield shape
+            found[bucket.tensors[read[0]].index].add(shape)
+    return found
