@@ -1,5 +1,5 @@
-"""The sentence encoder with a bucket for each of five shapes: its recipe and its artifact; in float32, in bfloat16, or
-"mixed": in float32 with products in bfloat16 (`precision: bf16`)."""
+"""The sentence encoder with a bucket for each of five shapes: its recipe and its artifact; in float32, in bfloat16,
+"mixed": in float32 with products in bfloat16 (`precision: bf16`), or with linear layers in "int8" (`int8_dynamic`)."""
 
 from pathlib import Path
 
@@ -16,9 +16,10 @@ def recipe(dtype: str) -> dict[str, object]:
     return {
         **read_recipe("recipes/minilm.yaml").model_dump(mode="json", exclude_unset=True),
         "name": f"minilm_{dtype}",
-        "model": {"factory": "recipes.minilm:build", "dtype": "float32" if dtype == "mixed" else dtype},
+        "model": {"factory": "recipes.minilm:build", "dtype": "bfloat16" if dtype == "bfloat16" else "float32"},
         "config": {"experimental_config": {"precision": "bf16" if dtype == "mixed" else None}},
         "buckets": [{"batch": batch, "seq": seq} for batch, seq in SHAPES],
+        **({"quantize": {"linear": "int8_dynamic"}} if dtype == "int8" else {}),
         **tolerance,
     }
 

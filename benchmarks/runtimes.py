@@ -1,21 +1,24 @@
 """What else runs a model on the CPU, each as its makers would have it: calls of each, and how long they take.
 
-They take turns in blocks of calls, of which the first is not counted: the threads of some wait for work by spinning,
-and would disturb the one after.
+They take turns in blocks, whose first calls are not counted: the threads of some wait for work by spinning, and disturb
+the one after for a while.
 """
 
 import copy
 import functools
 import io
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-CALLS = 10  # of a block
+_SETTLING, _BLOCK = 0.1, 0.2  # seconds
+_LEAST = 10  # calls of a block
 Call = Callable[[], torch.Tensor]
 
 
@@ -49,18 +52,25 @@ class Subject:
 
 
 def medians(calls: Mapping[str, Call], blocks: int) -> dict[str, float]:
-    """Seconds of a call: the median over blocks that take turns, without the first round and each block's first
-    call."""
+    """Seconds of a call: the median over blocks that take turns, without the first round and the first calls of each
+    block."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(blocks + 1):
         for name, call in calls.items():
-            call()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
+            _call_for(_SETTLING, 1, call)
+            seconds = _call_for(_BLOCK, _LEAST, call)
             if turn:
-                found[name].append((time.perf_counter() - start) / CALLS)
+                found[name].append(seconds)
     return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _call_for(seconds: float, least: int, call: Call) -> float:
+    """Seconds of one of the calls, of which there are as many as fit, and no fewer than `least`."""
+    start, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < seconds or count < least:
+        call()
+        count += 1
+    return passed / count
 
 
 def eager(subject: Subject) -> Call:
@@ -82,13 +92,36 @@ def aot_inductor(subject: Subject) -> Call:
 
 def onnx_runtime(subject: Subject) -> Call:
     """In float32, of which it has kernels for the CPU."""
-    import onnxruntime
+    return _onnx_session(subject, _onnx(subject))
 
+
+def onnx_runtime_int8(subject: Subject) -> Call:
+    """As its own `quantize_dynamic` makes it: weights by channel, activations by tensor, as it sees them."""
+    return _onnx_session(subject, _int8_onnx(subject))
+
+
+def _onnx(subject: Subject) -> bytes:
     written = io.BytesIO()
     torch.onnx.export(subject.exported(True), dynamo=True, verbose=False).save(written)
+    return written.getvalue()
+
+
+def _int8_onnx(subject: Subject) -> bytes:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        floats, whole = Path(folder, "floats.onnx"), Path(folder, "int8.onnx")
+        floats.write_bytes(_onnx(subject))
+        quantize_dynamic(floats, whole, per_channel=True, weight_type=QuantType.QInt8)
+        return whole.read_bytes()
+
+
+def _onnx_session(subject: Subject, model: bytes) -> Call:
+    import onnxruntime
+
     how = onnxruntime.SessionOptions()
     how.intra_op_num_threads = subject.threads
-    session = onnxruntime.InferenceSession(written.getvalue(), how, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, how, providers=["CPUExecutionProvider"])
     fed = {name: value.numpy() for name, value in subject.inputs.items()}
     return lambda: torch.from_numpy(session.run(None, fed)[0])
 
@@ -96,10 +129,22 @@ def onnx_runtime(subject: Subject) -> Call:
 def openvino(subject: Subject) -> Call:
     import openvino
 
-    converted = openvino.convert_model(subject.exported(True))
+    return _openvino_request(subject, openvino.convert_model(subject.exported(True)))
+
+
+def openvino_int8(subject: Subject) -> Call:
+    """Of the model that ONNX Runtime quantised."""
+    import openvino
+
+    return _openvino_request(subject, openvino.Core().read_model(_int8_onnx(subject)))
+
+
+def _openvino_request(subject: Subject, model: Any) -> Call:
+    import openvino
+
     how = {"INFERENCE_NUM_THREADS": subject.threads, "PERFORMANCE_HINT": "LATENCY"}
     how["INFERENCE_PRECISION_HINT"] = "f32" if subject.kind == torch.float32 else "bf16"
-    request = openvino.Core().compile_model(converted, "CPU", how).create_infer_request()
+    request = openvino.Core().compile_model(model, "CPU", how).create_infer_request()
     fed = [value.numpy() for value in subject.inputs.values()]
 
     def call() -> torch.Tensor:
@@ -116,3 +161,4 @@ RUNTIMES: dict[str, Callable[[Subject], Call]] = {
     "ONNX Runtime": onnx_runtime,
     "OpenVINO": openvino,
 }
+INT8: dict[str, Callable[[Subject], Call]] = {"ONNX Runtime": onnx_runtime_int8, "OpenVINO": openvino_int8}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from aotair_runtime.devices import int8_linear
 from aotair_runtime.devices.int4 import GROUPS, ROWS
 
 from ..ops import int4
@@ -114,7 +115,7 @@ def int8_activations(
     (`round(x / scale)` within -128 … 127), or None: each token brings its own, its largest absolute value over 127.
     """
     width = weight.rows.shape[1]
-    product = _npu_product if target.kind == "npu" else _product
+    product = {"npu": _npu_product, "cpu": _cpu_product}.get(target.kind, _product)
     result = product(x.reshape(-1, width), weight, bias, target, scale)
     return result.view(*x.shape[:-1], weight.rows.shape[0])
 
@@ -136,16 +137,31 @@ def _npu_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, _: Tar
     return result
 
 
+def _cpu_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, _: Target, scale: Tensor | None) -> Tensor:
+    by_token, by_row = None, weight.scale.view(-1)
+    if scale is None:
+        tokens, by_token = int8_linear.QUANTISE(x)
+    else:
+        tokens, by_row = _whole(x.float(), scale), by_row * scale
+    result: Tensor = int8_linear.MULTIPLY(
+        tokens, weight.rows, by_row, by_token, None if bias is None else bias.float(), x.dtype
+    )
+    return result
+
+
 def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target, scale: Tensor | None) -> Tensor:
     wide, by_row = x.float(), weight.scale.view(-1)
     if scale is None:
         tokens, by_token = rounded_tokens(wide)
         scaled = int8_sums(tokens, weight.rows, target) * by_token
     else:
-        whole = (wide / scale).round().clamp(-128, 127).to(torch.int8)
-        scaled, by_row = int8_sums(whole, weight.rows, target), by_row * scale
+        scaled, by_row = int8_sums(_whole(wide, scale), weight.rows, target), by_row * scale
     result = scaled * by_row if bias is None else scaled * by_row + bias.float()
     return result.to(x.dtype)
+
+
+def _whole(wide: Tensor, scale: Tensor) -> Tensor:
+    return (wide / scale).round().clamp(-128, 127).to(torch.int8)
 
 
 def rounded_tokens(wide: Tensor) -> tuple[Tensor, Tensor]:

@@ -274,6 +274,12 @@ BY_HAND = (
         (_t(12, 8, dtype="int8", high=9), _t(3, 8, 6, dtype="int8", high=9), _whole(3, high=12)),
         (),
     ),
+    Call("air::dynamic_quant", (_t(12, 8),), ()),
+    Call(
+        "air::quant_matmul",
+        (_t(12, 8, dtype="int8", high=9), _t(6, 8, dtype="int8", high=9), _t(6), _t(12, 1), _t(6), torch.float32),
+        (),
+    ),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), None), ()),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), _t(3, 6)), ()),
     Call("aten::_logcumsumexp", (_t(4, 5), 1), ()),

@@ -9,6 +9,7 @@ from ..devices import Device
 from ..errors import RequirementError
 from ..format.schema import Program
 
+_SATURATING = ("aten::_int_mm", "air::grouped_int_mm", "air::quant_matmul")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
@@ -59,7 +60,7 @@ def check_soc(program: Program, device: Device, where: str) -> None:
 
 def needs_exact_int8(program: Program) -> bool:
     """Whether it multiplies matrices of int8 with an op that some processors saturate in."""
-    return any(op.name.partition(".")[0] in ("aten::_int_mm", "air::grouped_int_mm") for op in program.ops)
+    return any(op.name.partition(".")[0] in _SATURATING for op in program.ops)
 
 
 def check_int8(program: Program, where: str) -> None:

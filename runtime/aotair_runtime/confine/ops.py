@@ -537,10 +537,12 @@ rnn_tanh: input; dropout=0..0 train=0..0 filled rnn shape=recurrent
 
 OURS = """\
 # Of the runtime: what every node has
+air::dynamic_quant: - out
 air::grouped_int_mm: - out; indices=ends
 air::grouped_mm: - out; indices=ends
 air::latent_attention: - out; indices=table,lengths
 air::paged_attention: - out; indices=table,lengths
+air::quant_matmul: - out
 air::all_gather: - out; ranks=1..65536 plain
 air::all_reduce: - out; plain
 air::all_reduce_: -; plain

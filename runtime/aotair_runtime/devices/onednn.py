@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from . import onednn_product
+from . import onednn_int8, onednn_product
 from .base import Allocates, Packed
 
 _ops = torch.ops.mkldnn
@@ -79,6 +79,8 @@ def _alike(given: object, weight: torch.Tensor, shape: torch.Size | None = None)
 
 def packs(op: str, kind: torch.dtype) -> bool:
     """Whether an op reads weights of a dtype faster so on this processor."""
+    if op == "air::quant_matmul.out":
+        return kind == torch.int8 and onednn_int8.has_kernels()
     if op in onednn_product.PRODUCTS:
         return onednn_product.has_kernels(kind) or (kind == torch.float32 and _torch_packs(kind))
     wanted = op == "aten::linear" and kind == torch.bfloat16
@@ -88,6 +90,8 @@ def packs(op: str, kind: torch.dtype) -> bool:
 def packed(weight: torch.Tensor) -> Packed | None:
     """A weight of a dtype that is packed: by a library of oneDNN where one is installed, else by torch's own; None
     where it is read faster as it is."""
+    if weight.dtype == torch.int8:
+        return onednn_int8.Int8Weight(weight) if onednn_int8.packed_bytes(weight.shape) else None
     if onednn_product.takes(weight.shape, weight.dtype):
         return onednn_product.LibraryWeight(weight)
     return OnednnWeight(weight) if _torch_packs(weight.dtype) else None
@@ -122,6 +126,8 @@ def _multiplies_bfloat16() -> bool:
 def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
     """What a weight takes packed; 0 where it stays as it is. It may take as much for a moment to find out: only oneDNN
     knows."""
+    if kind == torch.int8:
+        return onednn_int8.packed_bytes(shape)
     if nbytes := onednn_product.packed_bytes(shape, kind):
         return nbytes
     return _packed_bytes(tuple(shape), kind, torch.get_num_threads()) if _torch_packs(kind) else 0

@@ -269,7 +269,8 @@ class Convolution(Prepared):
 
     def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
         given, layout = self._operands, self._weight.packed(self._operands.shape)
-        found = _description(kept, given.shape, layout.desc, given.bias is not None, self._attr(kept))
+        attr, beside = self._attr(kept)
+        found = _description(kept, given.shape, layout.desc, given.bias is not None, attr)
         if found is None:
             raise OnednnError("a fast convolution", UNIMPLEMENTED)
         desc, x, out, bias = found
@@ -277,7 +278,7 @@ class Convolution(Prepared):
         args.append(kept.argument(onednn.DST, out, self._result))
         if given.bias is not None and bias is not None:
             args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        return desc, [*args, *self._beside(kept)]
+        return desc, [*args, *beside]
 
 
 def _convolution(

@@ -19,8 +19,8 @@ import torch
 from ..errors import RequirementError
 
 # Numbers of dnnl_types.h and dnnl_common_types.h, which version 3 does not change.
-F32, BF16 = 3, 2
-SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP = 1, 2, 17, 33, 41, 32768
+F32, BF16, S8 = 3, 2, 5
+SRC, SRC_1, DST, WEIGHTS, BIAS, POST_OP, SCALES = 1, 2, 17, 33, 41, 32768, 4096
 TANH, LOGISTIC, GELU_TANH, SWISH, GELU_ERF = 33, 41, 43, 44, 49
 ADD, MUL = 0x1FFF0, 0x1FFF1
 UNIMPLEMENTED = 3  # a status
@@ -61,6 +61,7 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_memory_destroy": [c_void_p],
     "dnnl_primitive_attr_create": [POINTER(c_void_p)],
     "dnnl_primitive_attr_set_post_ops": [c_void_p, c_void_p],
+    "dnnl_primitive_attr_set_scales_mask": [c_void_p, c_int, c_int],
     "dnnl_primitive_attr_destroy": [c_void_p],
     "dnnl_post_ops_create": [POINTER(c_void_p)],
     "dnnl_post_ops_append_eltwise": [c_void_p, c_int, c_float, c_float],
@@ -232,9 +233,15 @@ class Kept:
                 return None
             raise
 
-    def reorder(self, source: c_void_p, target: c_void_p) -> c_void_p:
+    def divided_for_each(self, dim: int) -> c_void_p:
+        """Attributes of a primitive: its result is divided by a number for each place of a dimension."""
+        attr = self._new("primitive_attr", "dnnl_primitive_attr_create")
+        self.library._lib.dnnl_primitive_attr_set_scales_mask(attr, DST, 1 << dim)
+        return attr
+
+    def reorder(self, source: c_void_p, target: c_void_p, attr: c_void_p | None = None) -> c_void_p:
         engine = self.library.engine
-        return self._new("primitive_desc", "dnnl_reorder_primitive_desc_create", source, engine, target, engine, None)
+        return self._new("primitive_desc", "dnnl_reorder_primitive_desc_create", source, engine, target, engine, attr)
 
     def primitive(self, desc: c_void_p) -> c_void_p:
         return self._new("primitive", "dnnl_primitive_create", desc)

@@ -26,6 +26,7 @@ _GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
 _WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
 
 Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows, and the other tensor that it reads
+Step = tuple[int, c_void_p | None, torch.Tensor | None]  # the same to oneDNN, with how the tensor lies
 
 
 class Prepared(Leading):
@@ -69,18 +70,17 @@ class Prepared(Leading):
         follower = _follower(call, self._result)
         return None if follower is None else self._with((*self._followers, follower))
 
-    def _attr(self, kept: Kept) -> c_void_p:
-        """The followers as attributes of the primitive."""
-        others = [None if other is None else self._desc(kept) for _, other in self._followers]
-        return kept.post_ops([(algorithm, desc) for (algorithm, _), desc in zip(self._followers, others)])
+    def _attr(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+        """What is done to the result as attributes of the primitive, and what that reads."""
+        steps, read = self._steps(kept), list[Argument]()
+        for number, (_, desc, other) in enumerate(steps, 1):
+            if desc is not None and other is not None:
+                read.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, desc, other))
+        return kept.post_ops([(algorithm, desc) for algorithm, desc, _ in steps]), read
 
-    def _beside(self, kept: Kept) -> list[Argument]:
-        """What the followers read."""
-        found = list[Argument]()
-        for number, (_, other) in enumerate(self._followers, 1):
-            if other is not None:
-                found.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, self._desc(kept), other))
-        return found
+    def _steps(self, kept: Kept) -> list[Step]:
+        """What is done to the result: what the followers do."""
+        return [(kind, None if other is None else self._desc(kept), other) for kind, other in self._followers]
 
     def _desc(self, kept: Kept) -> c_void_p:
         """How the result lies, and each tensor that is beside it."""

@@ -10,6 +10,7 @@ import torch
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, meet, where_there_is_one
+from .onednn_weight import BlockedWeight
 
 _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
 _PROBE = 64  # rows for which the layout is asked: it is the same for all
@@ -55,37 +56,18 @@ def _layout(kept: Kept, shape: Sequence[int], kind: int) -> tuple[c_void_p, int]
     return kept.weights_desc(product)
 
 
-class LibraryWeight:
-    """The weight (out, in) of a linear layer, in memory of its own that it keeps, in blocks that depend on the
-    processor; float32 or bfloat16. Raises ValueError for one that the library does not take."""
+class LibraryWeight(BlockedWeight):
+    """The weight (out, in) of a linear layer of float32 or bfloat16. Raises ValueError for one that the library does
+    not take."""
 
     def __init__(self, weight: torch.Tensor):
         made = library()
         if made is None or not takes(weight.shape, weight.dtype):
             raise ValueError(f"oneDNN has no packed form for {weight.dtype} {list(weight.shape)}")
-        self._kept, self.kind = Kept(made), KINDS[weight.dtype]
-        found = _layout(self._kept, weight.shape, self.kind)
+        kept, kind = Kept(made), KINDS[weight.dtype]
+        found = _layout(kept, weight.shape, kind)
         assert found is not None  # as it was asked before
-        self.desc, self.nbytes = found
-        self._packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
-        self.memory = self._kept.memory(self.desc, self._packed.data_ptr())
-        self._shape, self._dtype = weight.shape, weight.dtype
-        self.fill(weight)
-
-    @property
-    def address(self) -> int:
-        return self._packed.data_ptr()
-
-    @property
-    def library(self) -> Library:
-        return self._kept.library
-
-    def fill(self, weight: torch.Tensor) -> None:
-        """Take the values of another weight of that shape, at the same address."""
-        if weight.shape != self._shape or weight.dtype != self._dtype or weight.device.type != "cpu":
-            raise ValueError(f"not a weight of {self._dtype} {list(self._shape)}")
-        sizes, strides = weight.shape[::-1], weight.stride()[::-1]
-        self.library.rearrange(weight, sizes, strides, self.kind, self.desc, self.memory)
+        super().__init__(kept, kind, found, weight)
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
@@ -175,14 +157,15 @@ class Product(Prepared):
         kind, (rows, width), outs = weight.kind, given.x.shape, result.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
         bias = None if given.bias is None else kept.desc((1, outs), kind, (outs, 1))
-        desc = kept.matmul(x, weight.desc, bias, out, self._attr(kept))
+        attr, beside = self._attr(kept)
+        desc = kept.matmul(x, weight.desc, bias, out, attr)
         if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
             raise OnednnError("a fast kernel", UNIMPLEMENTED)
         args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
         args.append(kept.argument(onednn.DST, out, result))
         if given.bias is not None and bias is not None:
             args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        return desc, [*args, *self._beside(kept)]
+        return desc, [*args, *beside]
 
 
 def product(

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from . import attention
+from . import attention, onednn_int8
 
 Prepare = Callable[[Sequence[object], Mapping[str, object]], Callable[[], object] | None]
-_BY_OP: Mapping[str, Prepare] = {"air::paged_attention.out": attention.prepared}
+_BY_OP: Mapping[str, Prepare] = {
+    "air::dynamic_quant.out": onednn_int8.rounding,
+    "air::paged_attention.out": attention.prepared,
+}
 
 
 def prepared(

@@ -28,6 +28,7 @@ READERS: Mapping[str, Reader] = {
     "aten::_weight_int4pack_mm_for_cpu": Reader(1, needed=True),
     "aten::mm.out": Reader(1, Form.OUT, turned=True),
     "aten::addmm.out": Reader(2, Form.OUT, turned=True),
+    "air::quant_matmul.out": Reader(1, Form.OUT),
     "npu::npu_quant_matmul": Reader(1),
     "npu::npu_grouped_matmul": Reader(1, dims=3, listed=True),
     "npu::npu_grouped_matmul.List": Reader(1, dims=3, listed=True),
