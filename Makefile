@@ -106,6 +106,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hour
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers --dtype bfloat16
 	$(BIN)/python -m benchmarks.peers --dtype int8
+	$(BIN)/python -m benchmarks.attention
 	$(BIN)/python -m benchmarks.networks
 	$(BIN)/python -m benchmarks.networks --dtype bfloat16
 	$(BIN)/python -m benchmarks.large

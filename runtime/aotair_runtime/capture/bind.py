@@ -9,7 +9,7 @@ import torch
 
 from ..devices import GraphSpace, Leading, Packed
 from ..devices.host_call import HostCall
-from ..devices.prepared import prepared
+from ..devices.prepared import prepared, prepared_into
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
 from ..format.packed import read_packed
@@ -226,7 +226,7 @@ def bound_call(
     if instruction.form == Form.COPY:
         _refuse_other_numbers(instruction, op)
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        if (call := _into(packed, op, args, kwargs, targets)) is not None:
+        if (call := _into(packed, op, args, kwargs, targets, device)) is not None:
             return call
         return _copying(_call(packed, op, args, kwargs, instruction), targets)
     if instruction.form == Form.OUT:
@@ -245,11 +245,14 @@ def _into(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     targets: Sequence[torch.Tensor | None],
+    device: torch.device,
 ) -> Callable[[], object] | None:
-    """The call that writes its only result to its place by itself, where a packed weight has one."""
-    if packed is None or len(targets) != 1 or (target := targets[0]) is None:
+    """The call that writes its only result to its place by itself, where a packed weight or the CPU has one."""
+    if len(targets) != 1 or (target := targets[0]) is None:
         return None
-    return packed.into(op, args, kwargs, target)
+    if packed is not None:
+        return packed.into(op, args, kwargs, target)
+    return prepared_into(op, args, kwargs, target) if device.type == "cpu" else None
 
 
 def _call(

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from . import attention, onednn_int8
+from . import attention, onednn_int8, short_attention
 
 Prepare = Callable[[Sequence[object], Mapping[str, object]], Callable[[], object] | None]
 _BY_OP: Mapping[str, Prepare] = {
     "air::dynamic_quant.out": onednn_int8.rounding,
     "air::paged_attention.out": attention.prepared,
 }
+
+PrepareInto = Callable[[Sequence[object], Mapping[str, object], torch.Tensor], Callable[[], object] | None]
+_INTO: Mapping[str, PrepareInto] = {"aten::scaled_dot_product_attention": short_attention.prepared}
 
 
 def prepared(
@@ -19,3 +22,11 @@ def prepared(
     """A call that gives what the op gives, without torch's dispatcher; None where there is none."""
     prepare = _BY_OP.get(op.name())
     return None if prepare is None else prepare(args, kwargs)
+
+
+def prepared_into(
+    op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], target: torch.Tensor
+) -> Callable[[], object] | None:
+    """A call that writes what an op without an out argument gives into `target`; None where there is none."""
+    prepare = _INTO.get(op.name())
+    return None if prepare is None else prepare(args, kwargs, target)
