@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from aotair_runtime.artifact.checkpoint import some
 
 from ..errors import ModelError
+from ..log import logger
 from ..recipe.job import Job
 from ..summary import Quantised
 from .calibration import Calibration, Errors, Largest, calibration_of, watched, worst_first
@@ -16,6 +17,8 @@ from .quantizable import experts_to_quantize, linears_to_quantize
 from .quantized_cache import KeepsCache, cache_to_quantize, texts_of
 from .quantized_experts import quantized_experts
 from .quantized_layers import quantized
+
+_LIKE = 0.9  # the cosine from which on a model answers as that of floats does
 
 
 def quantize(model: nn.Module, job: Job) -> Quantised | None:
@@ -46,7 +49,16 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     moved = _distance(before, _answers(model, calibration, cache, texts)[0])
     counts = part.linear, len(linears), part.experts, len(experts), part.kv_cache, caches
     source = f"{calibration.source} (of the cache: random tokens)" if cache and not texts else calibration.source
-    return Quantised(*counts, source, worst_first({**errors.relative(), **rows}), *moved)
+    found = Quantised(*counts, source, worst_first({**errors.relative(), **rows}), *moved)
+    if found.cosine < _LIKE:
+        logger.warning(
+            "quantize: the answers are other ones than those of floats: their cosine over %s is %.2f; what moves most is "
+            "%s: name it in quantize.skip, or quantise otherwise",
+            found.source,
+            found.cosine,
+            some(list(found.layers)),
+        )
+    return found
 
 
 def _answers(

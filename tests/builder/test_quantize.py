@@ -371,3 +371,26 @@ def test_a_calibration_that_is_not_finite_is_refused(bad: float, tmp_path):
         aotair.build(
             model=torch.nn.Sequential(torch.nn.Linear(8, 8)), out=tmp_path / "m.aotair", inputs=x, quantize=part
         )
+
+
+class Lopsided(torch.nn.Module):
+    """A layer whose first input is far larger than the others, and read by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(64, 32, bias=False)
+        self.layer.weight.data[:, 0] = 0
+
+    def forward(self, input):
+        return self.layer(torch.cat([input[:, :1] + 1e4, input[:, 1:]], 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "warned"), [(Lopsided(), True), (torch.nn.Sequential(torch.nn.Linear(64, 8)), False)]
+)
+def test_a_model_that_answers_otherwise_is_warned_of(caplog, model, warned):
+    _, found = of(model)
+    assert (found.cosine < 0.9) is warned
+    assert ("quantize: the answers are other ones" in caplog.text) is warned
+    assert ("what moves most is layer:" in caplog.text) is warned
