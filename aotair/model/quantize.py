@@ -52,8 +52,8 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     found = Quantised(*counts, source, worst_first({**errors.relative(), **rows}), *moved)
     if found.cosine < _LIKE:
         logger.warning(
-            "quantize: the answers are other ones than those of floats: their cosine over %s is %.2f; what moves most is "
-            "%s: name it in quantize.skip, or quantise otherwise",
+            "quantize: the answers are other ones than those of floats: their cosine over %s is %.2f; what moves most "
+            "is %s: name it in quantize.skip, or quantise otherwise",
             found.source,
             found.cosine,
             some(list(found.layers)),
