@@ -55,7 +55,7 @@ def packed_product(target: Target, op: object, args: Sequence[Argument]) -> int 
     """The argument of a matrix product, which linear layers are lowered to, that a node may read packed: where the
     weight is whole, and nodes are faster so. The node finds out whether it is."""
     if op is int8_linear.MULTIPLY:
-        return 1 if target.packs and target.kind == "cpu" and _is_whole(args) else None
+        return 1 if target.packs_int8(args[5]) and _is_whole(args) else None
     place = {_aten.mm.default: 1, _aten.addmm.default: 2}.get(op)  # type: ignore[call-overload]  # any object may be asked for
     if place is None:
         return None

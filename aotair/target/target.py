@@ -42,6 +42,10 @@ class Target:
         `benchmarks.networks`."""
         return self.packs and self.kind == "cpu" and weight in (torch.float32, torch.bfloat16)
 
+    def packs_int8(self, result: object) -> bool:
+        """Whether nodes pack the weight of a product of int8 that makes numbers of this dtype."""
+        return self.packs and self.kind == "cpu" and result in (torch.float32, torch.bfloat16)
+
     def packs_int4(self, x: torch.dtype, rows: int) -> bool:
         """Whether a product with a weight of four bits is faster by the kernel for it than over floats made of it:
         measured by `benchmarks.packed`."""

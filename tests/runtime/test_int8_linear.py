@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aotair
-from aotair_runtime.devices import onednn_int8, onednn_library
+from aotair_runtime.capture import bind
+from aotair_runtime.devices import int8_linear, onednn_int8, onednn_library
 from aotair_runtime.devices.onednn_int8 import Int8Weight, Product, Rounding, packed_bytes, rounding
 from aotair_runtime.format.schema import Space
 
@@ -74,12 +75,25 @@ def test_a_product_is_that_of_its_definition(rows, width, out, by_token, bias, k
 @pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_poison_stays_in_its_row_and_is_seen(kind: torch.dtype, poison: float):
-    x, weight, scale = torch.randn(3, 8).to(kind), whole(64, 8), torch.ones(64)
+    x, weight, scale = torch.randn(3, 64).to(kind), whole(64, 64), torch.ones(64)
     clean = MULTIPLY(*(QUANTISE(x)[:1]), weight, scale, QUANTISE(x)[1], None, kind)
     x[1, 3] = poison
     tokens, by_token = QUANTISE(x)
     got = MULTIPLY(tokens, weight, scale, by_token, None, kind)
-    assert not got[1].isfinite().any() and torch.equal(got[[0, 2]], clean[[0, 2]])
+    assert got[1].isnan().all() and torch.equal(got[[0, 2]], clean[[0, 2]])
+    if onednn_int8.has_kernels() and kind != torch.float16:
+        out = torch.empty(3, 64, dtype=kind)
+        rounding((x,), {"tokens": tokens, "scale": by_token})()
+        Int8Weight(weight).call(MULTIPLY.out, (tokens, weight, scale, by_token, None, kind), {"out": out})()
+        assert out[1].isnan().all() and torch.equal(out[[0, 2]], clean[[0, 2]])
+
+
+def test_a_large_result_is_made_in_parts(monkeypatch):
+    given_to = whole(7, 30), whole(9, 30), torch.rand(9), torch.rand(7, 1), torch.rand(9), torch.float32
+    want = MULTIPLY(*given_to)
+    for most in (1, 9, 20, 27):
+        monkeypatch.setattr(int8_linear, "_AT_A_TIME", most)
+        assert torch.equal(MULTIPLY(*given_to), want)
 
 
 def test_the_smallest_numbers_do_not_wrap():
@@ -256,15 +270,39 @@ def test_an_artifact_rounds_an_input_once_and_packs_its_weights(artifact):
             assert sum(item.space == Space.PACKED for item in bucket.tensors) == 4, "one for each layer"
 
 
+@BY_LIBRARY
+def test_the_library_is_called_where_weights_are_packed_alone(artifact, monkeypatch):
+    seen, real = [], bind.prepared
+    monkeypatch.setattr(bind, "prepared", lambda *given_to: seen.append(real(*given_to)) or seen[-1])
+    for packs in (True, False):
+        seen.clear()
+        with aotair.load(artifact, pack_weights=packs):
+            assert any(isinstance(one, Rounding) for one in seen) is packs
+
+
+def test_results_that_the_library_does_not_make_pack_nothing(tmp_path):
+    row = {"x": {"shape": [4, 128], "dtype": "float16"}}
+    out = aotair.build(
+        model=Attended(0).half().eval(),
+        name="half",
+        inputs=row,
+        quantize={"linear": "int8_dynamic"},
+        out=tmp_path / "half.aotair",
+    )
+    with aotair.load(out) as model:
+        (bucket,) = model.program.entry_points[0].buckets
+        assert not any(item.space == Space.PACKED for item in bucket.tensors)
+
+
 def test_an_artifact_gives_the_same_with_packed_weights_and_without_and_takes_others(artifact, tmp_path):
     x, other = torch.randn(16, 128), Attended(1).eval()
     safetensors.torch.save_file(other.state_dict(), tmp_path / "other.safetensors")
     found = []
     for packs in (True, False):
         with aotair.load(artifact, pack_weights=packs) as model:
-            found.append(model(x))
+            found.append(model(x).clone())
             model.load_weights(tmp_path / "other.safetensors")
-            found.append(model(x))
+            found.append(model(x).clone())
     torch.testing.assert_close(found[:2], found[2:], atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         assert (found[1] - other(x)).norm() < 0.03 * other(x).norm()

@@ -156,6 +156,11 @@ class Tensors:
     def space(self, number: int) -> int:
         return self._bucket.tensors[number].space
 
+    @property
+    def are_packed(self) -> bool:
+        """Whether any weight of the program is packed on this device."""
+        return bool(self._memory.packed)
+
     def packed(self, instruction: Instruction) -> Packed | None:
         """The weight of an instruction that reads a packed one, where the device has packed it."""
         if not self._memory.packed or not (read := read_packed(instruction, self._bucket)):
@@ -232,7 +237,7 @@ def bound_call(
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
-    if device.type == "cpu" and (call := prepared(op, args, kwargs)) is not None:
+    if device.type == "cpu" and (call := prepared(op, args, kwargs, tensors.are_packed)) is not None:
         return call
     if len(plain) < len(instruction.kwargs):
         return _host_call(instruction, ops, args, kwargs, given, lists)

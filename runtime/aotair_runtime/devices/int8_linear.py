@@ -1,8 +1,8 @@
 """`torch.ops.air.dynamic_quant` and `air::quant_matmul`: linear layers whose products are those of int8, on the CPU.
 
 They are what `npu_dynamic_quant` and `npu_quant_matmul` are to NPUs. Here they are made of torch's ops; where a library
-of oneDNN is installed, nodes call that instead (`onednn_int8`), which gives the same numbers. Torch's kernel cuts sums
-off on processors without VNNI: `artifact.requirements` refuses these.
+of oneDNN is installed, nodes call that instead (`onednn_int8`), which gives the same bits. Torch's kernel cuts sums off
+on processors without VNNI: `artifact.requirements` refuses these.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,10 @@ from torch.nn.functional import pad
 
 from .results import check_out
 
+_AT_A_TIME = 1 << 19  # numbers of a result, each as int32 and as float32: 4 MiB
 _CACHED = 1 << 15  # numbers whose absolute values lie in a cache
 # As tensors, because torch makes one of a number in each call.
+_ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
 _STEP = torch.tensor(1 / 127, dtype=torch.float32, device="cpu")
 _SMALLEST = torch.tensor(torch.finfo(torch.float32).tiny, dtype=torch.float32, device="cpu")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,8 +30,8 @@ def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of floats as whole numbers, `round(x / scale)`, and the scale of each, its largest absolute value over 127.
 
     x: (rows, k) float32, bfloat16 or float16. Gives int8 (rows, k) and float32 (rows, 1). The smallest normal number is
-    added to scales, so that none is 0, and numbers are multiplied by the reciprocal. Of a row with a NaN the scale is
-    NaN, with an infinity infinite, and the numbers mean nothing.
+    added to scales, so that none is 0, and numbers are multiplied by the reciprocal. Of a row with a NaN or an infinity
+    the scale is NaN, and the numbers mean nothing.
     """
     return _quantise(x, *_empty_rows(x))
 
@@ -44,14 +46,16 @@ def _quantise(x: Tensor, tokens: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]
 
 
 def row_scales(x: Tensor, scale: Tensor) -> None:
-    """Into (rows, 1) float32: the largest absolute value of each row over 127, and the smallest normal number."""
+    """Into (rows, 1) float32: the largest absolute value of each row over 127, and the smallest normal number; NaN for
+    a row that is not finite."""
     into = {"out": scale} if x.dtype == torch.float32 else {}
     if x.numel() <= _CACHED:
         greatest = torch.amax(torch.abs(x), 1, True, **into)
     else:  # twice through what is there is faster than to write and to read as much again
         greatest = torch.amax(x, 1, True, **into)
         torch.maximum(greatest, torch.amin(x, 1, True).neg_(), out=greatest)
-    torch.addcmul(_SMALLEST, greatest.float(), _STEP, out=scale)
+    greatest = greatest.float()
+    torch.addcmul(torch.addcmul(_SMALLEST, greatest, _ZERO), greatest, _STEP, out=scale)  # infinity times zero is NaN
 
 
 def quant_matmul(
@@ -81,11 +85,16 @@ def _multiply(out: Tensor, given: Given) -> Tensor:
         return out
     if x.shape[1] == 1:  # torch's kernel is wrong for rows of one number
         x, weight = pad(x, (0, 1)), pad(weight, (0, 1))
-    made = torch._int_mm(x.contiguous(), weight.contiguous().t()).float()
-    if pertoken_scale is not None:
-        made.mul_(pertoken_scale)
-    made.mul_(scale)
-    return out.copy_(made if bias is None else made.add_(bias))
+    weight = weight.contiguous().t()
+    step = max(1, _AT_A_TIME // weight.shape[1])
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        made = torch._int_mm(x[rows].contiguous(), weight).float()
+        if pertoken_scale is not None:
+            made.mul_(pertoken_scale[rows])
+        made.mul_(scale)
+        out[rows].copy_(made if bias is None else made.add_(bias))
+    return out
 
 
 def _empty_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Linear layers of int8 by a library of oneDNN: rows are rounded by one kernel, multiplied and scaled by another.
 
 Its kernels of version 3.2 take a factor for each row only as a channel, the second of three dimensions: matrices here
-have a first one of 1. The numbers are those of `int8_linear`, whose ops this stands for.
+have a first one of 1. The bits are those of `int8_linear`, whose ops this stands for; what follows is done before a
+result is rounded to bfloat16.
 """
 
 import functools
