@@ -90,10 +90,12 @@ def test_poison_stays_in_its_row_and_is_seen(kind: torch.dtype, poison: float):
 
 def test_a_large_result_is_made_in_parts(monkeypatch):
     given_to = whole(7, 30), whole(9, 30), torch.rand(9), torch.rand(7, 1), torch.rand(9), torch.float32
-    want = MULTIPLY(*given_to)
+    want, x = MULTIPLY(*given_to), spread(7, 30, torch.float32)
+    rounded = QUANTISE(x)
     for most in (1, 9, 20, 27):
         monkeypatch.setattr(int8_linear, "_AT_A_TIME", most)
         assert torch.equal(MULTIPLY(*given_to), want)
+        assert all(map(torch.equal, QUANTISE(x), rounded))
 
 
 def test_the_smallest_numbers_do_not_wrap():

@@ -5,7 +5,7 @@ of oneDNN is installed, nodes call that instead (`onednn_int8`), which gives the
 on processors without VNNI: `artifact.requirements` refuses these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from .results import check_out
 
-_AT_A_TIME = 1 << 19  # numbers of a result, each as int32 and as float32: 4 MiB
+_AT_A_TIME = 1 << 19  # numbers of a result, each held twice, in four bytes: 4 MiB
 _CACHED = 1 << 15  # numbers whose absolute values lie in a cache
 # As tensors, because torch makes one of a number in each call.
 _ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -42,7 +42,15 @@ def _dynamic_quant_out(x: Tensor, *, tokens: Tensor, scale: Tensor) -> tuple[Ten
 
 def _quantise(x: Tensor, tokens: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     row_scales(x, scale)
-    return tokens.copy_((x.float() * scale.reciprocal()).round_()), scale
+    for rows in _parts(x.shape):
+        tokens[rows].copy_((x[rows].float() * scale[rows].reciprocal()).round_())
+    return tokens, scale
+
+
+def _parts(shape: Sequence[int]) -> Iterator[slice]:
+    """Rows of a matrix, a few MiB of floats at a time."""
+    step = max(1, _AT_A_TIME // shape[1])
+    return (slice(start, start + step) for start in range(0, shape[0], step))
 
 
 def row_scales(x: Tensor, scale: Tensor) -> None:
@@ -86,9 +94,7 @@ def _multiply(out: Tensor, given: Given) -> Tensor:
     if x.shape[1] == 1:  # torch's kernel is wrong for rows of one number
         x, weight = pad(x, (0, 1)), pad(weight, (0, 1))
     weight = weight.contiguous().t()
-    step = max(1, _AT_A_TIME // weight.shape[1])
-    for start in range(0, len(x), step):
-        rows = slice(start, start + step)
+    for rows in _parts(out.shape):
         made = torch._int_mm(x[rows].contiguous(), weight).float()
         if pertoken_scale is not None:
             made.mul_(pertoken_scale[rows])
