@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RUNTIMES, help="peers to compare with  [all]")
     given = parser.parse_args()
     runtimes = INT8 if given.dtype == "int8" else RUNTIMES
-    peers = [name for name in given.only or runtimes if name in runtimes]
+    peers = given.only or [*runtimes]
+    if unknown := [name for name in peers if name not in runtimes]:
+        parser.error(f"{', '.join(unknown)} is not measured in {given.dtype}")
     torch.set_num_threads(given.threads)
     served = aotair.load(artifact(given.dtype, given.rebuild))
     entry = job_of(parse_recipe(recipe(given.dtype))).entries[0]

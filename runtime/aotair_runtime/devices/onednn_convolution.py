@@ -14,7 +14,8 @@ import torch
 from ..format.packed import CONVOLUTION
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, meet, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
+from .results import meet
 
 _ops = torch.ops.mkldnn
 _NEEDED = ("_reorder_convolution_weight", "_convolution_pointwise", "_nbytes")

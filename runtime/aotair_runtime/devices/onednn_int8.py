@@ -16,8 +16,9 @@ from . import onednn_library as onednn
 from .base import Allocates
 from .int8_linear import row_scales
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, Step, meet, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Prepared, Step, where_there_is_one
 from .onednn_weight import BlockedWeight
+from .results import meet
 
 # How the names of kernels begin that sum products of int8 exactly.
 _EXACT = ("brg:avx512_core_vnni", "brg:avx512_core_amx", "brg:avx10_1_512", "brg:avx2_vnni")

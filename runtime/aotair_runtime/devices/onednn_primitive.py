@@ -11,6 +11,7 @@ import torch
 from . import onednn_library as onednn
 from .base import Leading
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError
+from .results import meet
 
 _aten = torch.ops.aten
 KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
@@ -85,12 +86,6 @@ class Prepared(Leading):
     def _desc(self, kept: Kept) -> c_void_p:
         """How the result lies, and each tensor that is beside it."""
         return kept.desc(self._result.shape, KINDS[self._result.dtype], self._result.stride())
-
-
-def meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors without gaps share memory."""
-    first, start = one.data_ptr(), other.data_ptr()
-    return first < start + other.nbytes and start < first + one.nbytes
 
 
 def where_there_is_one(make: Callable[[], Prepared]) -> Prepared | None:

@@ -9,8 +9,9 @@ import torch
 
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, meet, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
 from .onednn_weight import BlockedWeight
+from .results import meet
 
 _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
 _PROBE = 64  # rows for which the layout is asked: it is the same for all

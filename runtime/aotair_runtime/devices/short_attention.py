@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..format.extents import reach
+from .results import meet
 
 _LEAST, _MOST = 1 << 13, 1 << 17  # scores of a head
 _AT_A_TIME = 1 << 20  # numbers that are held: 4 MiB
@@ -34,7 +34,7 @@ def prepared(args: Sequence[Any], kwargs: Mapping[str, Any], target: Tensor) -> 
     size = (*query.shape[:3], key.shape[2])
     if not _LEAST <= size[2] * size[3] <= _MOST or not (mask is None or _is_mask(mask, size)):
         return None
-    if any(_meet(target, one) for one in (query, key, value, mask) if one is not None):
+    if any(meet(target, one) for one in (query, key, value, mask) if one is not None):
         return None  # it would read what it has written
     scale = query.shape[3] ** -0.5 if given["scale"] is None else float(given["scale"])
     return ShortAttention((query, key, value, target), None if mask is None else _whole(mask), scale)
@@ -46,14 +46,6 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, target: Tensor) -> bool:
     (batch, heads, rows, width), (keys, out) = query.shape, value.shape[2:]
     alike = key.shape == (batch, heads, keys, width) and value.shape == (batch, heads, keys, out)
     return alike and target.shape == (batch, heads, rows, out)
-
-
-def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may share memory: one begins before the other's last number."""
-    (first, end), (start, last) = (
-        (t.data_ptr(), t.data_ptr() + reach(t.shape, t.stride()) * t.itemsize) for t in (one, other)
-    )
-    return first < last and start < end
 
 
 def _is_mask(mask: Tensor, size: Sequence[int]) -> bool:
