@@ -17,18 +17,16 @@ from .base import Allocates
 from .int8_linear import row_scales
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, Step, where_there_is_one
-from .onednn_weight import BlockedWeight
+from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
 
 # How the names of kernels begin that sum products of int8 exactly.
 _EXACT = ("brg:avx512_core_vnni", "brg:avx512_core_amx", "brg:avx10_1_512", "brg:avx2_vnni")
-_PROBE = 64  # rows for which the layout is asked: it is the same for all
-_MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
 
 
 def has_kernels() -> bool:
     """Whether the library has exact kernels for products of int8 on this processor."""
-    return packed_bytes((_PROBE, _PROBE)) > 0
+    return packed_bytes((PROBE, PROBE)) > 0
 
 
 def packed_bytes(shape: Sequence[int]) -> int:
@@ -42,15 +40,13 @@ def _packed_bytes(made: Library, shape: tuple[int, ...]) -> int:
     if len(shape) != 2 or not all(shape):
         return 0
     with made.held() as kept:
-        found = _layout(kept, shape)
-    nbytes = found[1] if found is not None else 0
-    return nbytes if nbytes <= _MOST_PADDED * torch.Size(shape).numel() else 0
+        return bytes_in(_layout(kept, shape), shape, torch.int8)
 
 
 def _layout(kept: Kept, shape: Sequence[int]) -> tuple[c_void_p, int] | None:
     """How a weight lies that the exact kernels read, and its bytes; None where there are none."""
     out, width = shape
-    x, result = _matrix(kept, (_PROBE, width), onednn.S8), _matrix(kept, (_PROBE, out), onednn.F32)
+    x, result = _matrix(kept, (PROBE, width), onednn.S8), _matrix(kept, (PROBE, out), onednn.F32)
     product = kept.matmul(x, kept.desc((1, width, out), onednn.S8), None, result)
     if product is None or not kept.implementation(product).startswith(_EXACT):
         return None

@@ -10,12 +10,10 @@ import torch
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
-from .onednn_weight import BlockedWeight
+from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
 
 _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
-_PROBE = 64  # rows for which the layout is asked: it is the same for all
-_MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
 
 PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
 
@@ -34,7 +32,7 @@ def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
 
 def has_kernels(kind: torch.dtype) -> bool:
     """Whether the library has fast kernels for products of a dtype on this processor."""
-    return packed_bytes((_PROBE, _PROBE), kind) > 0
+    return packed_bytes((PROBE, PROBE), kind) > 0
 
 
 @functools.cache
@@ -42,15 +40,13 @@ def _packed_bytes(made: Library, shape: tuple[int, ...], kind: torch.dtype) -> i
     if len(shape) != 2 or not all(shape):
         return 0
     with made.held() as kept:
-        found = _layout(kept, shape, KINDS[kind])
-    nbytes = found[1] if found is not None else 0
-    return nbytes if nbytes <= _MOST_PADDED * torch.Size(shape).numel() * kind.itemsize else 0
+        return bytes_in(_layout(kept, shape, KINDS[kind]), shape, kind)
 
 
 def _layout(kept: Kept, shape: Sequence[int], kind: int) -> tuple[c_void_p, int] | None:
     """How a weight lies that the fast kernels read, and its bytes; None where there are none."""
     out, width = shape
-    x, result = kept.desc((_PROBE, width), kind, (width, 1)), kept.desc((_PROBE, out), kind, (out, 1))
+    x, result = kept.desc((PROBE, width), kind, (width, 1)), kept.desc((PROBE, out), kind, (out, 1))
     product = kept.matmul(x, kept.desc((width, out), kind), None, result)
     if product is None or not kept.implementation(product).startswith(_FAST[kind]):
         return None

@@ -1,10 +1,20 @@
 """A matrix of weights in the blocks that oneDNN's kernels read, in memory of its own that stays."""
 
+from collections.abc import Sequence
 from ctypes import c_void_p
 
 import torch
 
 from .onednn_library import Kept, Library
+
+PROBE = 64  # rows for which a layout is asked: it is the same for all
+_MOST_PADDED = 1.5  # times the weight: narrow ones are padded to whole blocks
+
+
+def bytes_in(layout: tuple[c_void_p, int] | None, shape: Sequence[int], kind: torch.dtype) -> int:
+    """What a weight takes in a layout; 0 where there is none, or it pads the weight by much."""
+    nbytes = layout[1] if layout is not None else 0
+    return nbytes if nbytes <= _MOST_PADDED * torch.Size(shape).numel() * kind.itemsize else 0
 
 
 class BlockedWeight:
