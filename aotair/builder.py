@@ -351,7 +351,8 @@ class _Line:
         refuse_over_budget(built.program, self.job.needs, self.job.where)
         counts = self.explained().counts()
         with self.clock.stage("prove"):
-            proved = prove(lay_down(built, folder), self.model, self.job, self.clock.listener.bucket, self.jobs)
+            artifact, stages = lay_down(built, folder), self.shared.stages
+            proved = prove(artifact, self.model, self.job, self.clock.listener.bucket, self.jobs, stages)
         with self.clock.stage("pack"):
             report = pages(proved.program, built, self.explained(), self.quantised)
             program = pack(proved, report, folder, take_along(self.job, folder), built.debug)

@@ -1,5 +1,6 @@
 """Which constants does a program store, and with which values? Weights, each once, and those made of others."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,9 +10,9 @@ from aotair_runtime.artifact.checkpoint import same_bytes
 from aotair_runtime.artifact.ops import resolve
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import CaptureError
-from aotair_runtime.format.mesh import joined, of_rank, ranks_of
+from aotair_runtime.format.mesh import cuts_of, joined, of_rank, ranks_of
 from aotair_runtime.format.prologue import tensors
-from aotair_runtime.format.schema import Axis, Constant, Program, Prologue, Shard
+from aotair_runtime.format.schema import Axis, Constant, Cut, Program, Prologue, Shard
 from aotair_runtime.weights.prologue import derived
 
 from .emit.constants import DistinctTensors
@@ -62,48 +63,64 @@ class StoredConstants:
         """The program, whose derived constants say how they are shared out too, and the values of its constants by
         name, whole. Raises UnsupportedError where the prologue fails here."""
         plain = {c.name: self._distinct.tensor(c.name) for c in program.constants if c.kind != "derived"}
-        axes = {c.shard.axis for c in tensors(program) if c.shard is not None}
+        shards = [c.shard for c in tensors(program) if c.shard is not None]
+        axes = sorted({cut.axis for shard in shards for cut in cuts_of(shard)})
         if not axes:
             return program, plain | derived_values(program, self._distinct.tensor)
-        shards, derived = dict[str, Shard](), dict[str, torch.Tensor]()
-        for axis in sorted(axes):  # along the others every rank has what the first has
-            made = [self._derived_at(program, axis, place) for place in range(self._mesh[axis].size)]
-            for name in made[0]:
-                parts = _distinct_parts([one[name] for one in made])
-                if len(parts) > 1:
-                    _refuse_twice(program, name, shards, parts[0])
-                    shards[name] = Shard(axis, 0, len(parts))
-                    derived[name] = joined(parts, shards[name])
-                else:
-                    derived.setdefault(name, made[0][name])
-        described = tuple(replace(c, shard=shards.get(c.name, c.shard)) for c in program.constants)
-        return replace(program, constants=described), plain | derived
+        # Along the other axes every rank has what the first has.
+        places = list(itertools.product(*(range(self._mesh[axis].size) for axis in axes)))
+        made = {place: self._derived_at(program, dict(zip(axes, place))) for place in places}
+        found = {name: self._shared_out(program, name, axes, made) for name in made[places[0]]}
+        described = tuple(replace(c, shard=found[c.name][0] if c.name in found else c.shard) for c in program.constants)
+        return replace(program, constants=described), plain | {name: whole for name, (_, whole) in found.items()}
 
-    def _derived_at(self, program: Program, axis: int, place: int) -> dict[str, torch.Tensor]:
-        """What a rank makes that is at that place along one axis, and the first along all others."""
-        rank = place * ranks_of(self._mesh[axis + 1 :])
+    def _derived_at(self, program: Program, places: Mapping[int, int]) -> dict[str, torch.Tensor]:
+        """What a rank makes that is at these places along some axes, and the first along all others."""
+        rank = sum(place * ranks_of(self._mesh[axis + 1 :]) for axis, place in places.items())
         known = self._distinct
         return derived_values(program, lambda n: of_rank(known.tensor(n), known.constant(n), self._mesh, rank))
 
+    def _shared_out(
+        self,
+        program: Program,
+        name: str,
+        axes: Sequence[int],
+        made: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]],
+    ) -> tuple[Shard | None, torch.Tensor]:
+        """How ranks share out a derived constant, if they do, and the whole, of what they have at each place along
+        these axes. Raises UnsupportedError where it would have to be cut along three axes, or is one number."""
+        values = {place: tensors[name] for place, tensors in made.items()}
+        sizes = [self._mesh[axis].size for axis in axes]
+        counts = [_parts_along(values, number, size) for number, size in enumerate(sizes)]
+        cuts = [Cut(axis, 0, count) for axis, count in zip(axes, counts) if count > 1]
+        first = next(iter(values.values()))
+        if not cuts:
+            return None, first
+        if len(cuts) > 2 or not first.dim():
+            raise UnsupportedError(
+                f"the weight {name}, which is computed before any call, differs between ranks in a way that is not "
+                "stored",
+                where=program.name,
+                fix="config.experimental_config.fold_constants: false computes it in each call",
+            )
+        shard = Shard(cuts[0].axis, 0, cuts[0].parts, again=cuts[1] if len(cuts) > 1 else None)
+        owners = itertools.product(*(range(0, size, size // count) for size, count in zip(sizes, counts)))
+        return shard, joined([values[place] for place in owners], shard)
 
-def _distinct_parts(made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The fewest parts, of which neighbouring ranks have the same: one where all have."""
-    ranks = len(made)
-    for count in (n for n in range(1, ranks + 1) if not ranks % n):
-        parts = [made[number * ranks // count] for number in range(count)]
-        if all(same_bytes((one, parts[rank * count // ranks])) for rank, one in enumerate(made)):
-            return parts
-    return list(made)
 
+def _parts_along(values: Mapping[tuple[int, ...], torch.Tensor], number: int, size: int) -> int:
+    """In how few parts ranks have tensors along an axis of that size, the `number`th of their places: neighbours that
+    share one have the same; 1 where all have."""
 
-def _refuse_twice(program: Program, name: str, shards: Mapping[str, Shard], value: torch.Tensor) -> None:
-    """Raises UnsupportedError where a derived constant would have to be cut in two ways, or is one number."""
-    if name in shards or not value.dim():
-        raise UnsupportedError(
-            f"the weight {name}, which is computed before any call, differs between ranks in a way that is not stored",
-            where=program.name,
-            fix="config.experimental_config.fold_constants: false computes it in each call",
-        )
+    def owner(place: tuple[int, ...], step: int) -> tuple[int, ...]:
+        return (*place[:number], place[number] // step * step, *place[number + 1 :])
+
+    counts = (count for count in range(1, size + 1) if not size % count)
+    return next(
+        count
+        for count in counts
+        if all(same_bytes((value, values[owner(place, size // count)])) for place, value in values.items())
+    )
 
 
 def derived_values(program: Program, value: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:

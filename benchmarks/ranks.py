@@ -22,6 +22,7 @@ import transformers as tf
 
 import aotair
 from aotair_runtime.artifact.open import read_program
+from aotair_runtime.format.mesh import parts_of
 from aotair_runtime.memory.sizes import tensor_bytes
 
 from .common import Row, options, report
@@ -29,9 +30,9 @@ from .decoder_models import DECODERS, seeded
 from .decoders import ENTRIES, LENGTHS, TOKENS, _theirs
 
 MODELS: dict[str, Sequence[Mapping[str, int]]] = {
-    "llama": ({"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}),
-    "qwen3_moe": ({"tp": 2}, {"tp": 4}, {"ep": 2}),
-    "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}),
+    "llama": ({"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}, {"pp": 2}, {"pp": 2, "tp": 2}),
+    "qwen3_moe": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
+    "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
 }
 SMALL = Path(__file__).parent.parent / "tests" / "models.py"
 
@@ -141,7 +142,7 @@ def _replicated(artifact: Path) -> int:
     """The bytes that a rank has of what others have too: of a part of two ranks the half."""
     program = read_program(artifact)
     ranks_ = _count({axis.name: axis.size for axis in program.mesh})
-    parts = {constant: 1 if constant.shard is None else constant.shard.parts for constant in program.constants}
+    parts = {constant: 1 if constant.shard is None else parts_of(constant.shard) for constant in program.constants}
     return sum(tensor_bytes(constant) * (ranks_ - count) // ranks_ for constant, count in parts.items())
 
 

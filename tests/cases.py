@@ -73,6 +73,13 @@ RECIPES = {
             "head": "gathered",
         },
     ),
+    "deep": recipe(
+        "Deep",
+        {"ids": IDS | {"range": [0, 24]}},
+        {"batch": [1, 3], "seq": [4]},
+        mesh={"pp": 2},
+        parallel={"layers": "stages", "embed": "vocabulary@pp", "head": "gathered@pp"},
+    ),
     "branches": recipe(
         "Branches",
         {

@@ -607,6 +607,42 @@ class Shared(torch.nn.Module):
         return self.head(x) + self.calls
 
 
+class DeepLayer(torch.nn.Module):
+    """Two layers that feed each other, and a state that each call moves by a weight."""
+
+    def __init__(self, number: int, width: int, scaled: bool = False):
+        super().__init__()
+        self.number, self.scaled = number, scaled
+        self.norm = torch.nn.LayerNorm(width)
+        self.up, self.down = torch.nn.Linear(width, 24), torch.nn.Linear(24, width)
+        self.step = torch.nn.Parameter(torch.randn(width))
+        self.register_buffer("seen", torch.zeros(1, width), persistent=False)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.seen.add_(self.step)
+        weight = self.up.weight.double().float() * 2 if self.scaled else self.up.weight
+        up = torch.nn.functional.linear(self.norm(x), weight, self.up.bias)
+        return x + scale * self.down(torch.relu(up)) + 0.1 * self.seen
+
+
+class Deep(torch.nn.Module):
+    """Layers that are alike, behind some that are not; a table before and a head behind. `scaled`: with weights that
+    are computed of others."""
+
+    def __init__(self, layers: int = 4, odd: int = 0, width: int = 16, scaled: bool = False):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(24, width), torch.nn.Linear(width, 24)
+        first = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(odd)]
+        self.layers = torch.nn.ModuleList([*first, *(DeepLayer(n, width, scaled) for n in range(odd, layers))])
+        self.odd = odd
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for number, layer in enumerate(self.layers):
+            x = layer(x) if number < self.odd else layer(x, scale=0.5)
+        return self.head(x)
+
+
 class KnowsItsPlace(torch.nn.Module):
     """A model of two ranks, each of which has a buffer of its own that a table of the sizes follows from."""
 

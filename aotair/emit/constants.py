@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from aotair_runtime.format.mesh import cuts_of
 from aotair_runtime.format.schema import Constant, Shard
 
 from ..graph.resolve import resolved
@@ -47,8 +48,8 @@ class DistinctTensors:
         """The stored tensor of that name, as the program describes it."""
         tensor, kind, shard = self._tensors[name], self._model.kind(name), self._shards.get(name)
         dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-        if shard is not None:
-            shape[shard.dim] //= shard.parts
+        for cut in () if shard is None else cuts_of(shard):
+            shape[cut.dim] //= cut.parts
         return Constant(name, dtype, tuple(shape), kind, tuple(self._groups[name]), shard)
 
 

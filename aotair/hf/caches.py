@@ -5,7 +5,7 @@ layer keeps states, one row for each sequence. The last row is nobody's: padding
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -101,6 +101,21 @@ class Kept:
         pairs = [name for both in self.attention.values() for name in both]
         scales = [scales_of(name) for name in pairs] if self.int8 else []
         return pairs + scales + [name for states in self.states.values() for name in states.values()]
+
+    def of(self, layers: Collection[int]) -> "Kept":
+        """What some of the layers keep, which have the numbers that they had."""
+        attention = {number: names for number, names in self.attention.items() if number in layers}
+        return replace(
+            self,
+            attention=attention,
+            states={number: names for number, names in self.states.items() if number in layers},
+            sliding=self.sliding & {*layers},
+            heads={name: self.heads[name] for both in attention.values() for name in both},
+        )
+
+    def form(self, layers: Sequence[int]) -> tuple[object, ...]:
+        """What kinds of things these layers keep, one layer after the other."""
+        return tuple((n in self.attention, tuple(self.states.get(n, ())), n in self.sliding) for n in layers)
 
 
 def scales_of(name: str) -> str:

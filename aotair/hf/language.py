@@ -61,6 +61,25 @@ class Decoder(nn.Module):
             found[name] = Shard(min(axes), cut[0], theirs[cut[0]] // mine[cut[0]])
         return found
 
+    def keep_first_stage(self, stages: Sequence[range]) -> dict[str, tuple[str, ...]]:
+        """Keep what the layers of the first stage keep, and those of none; gives, by the buffer that is left, those of
+        all stages. Raises UnsupportedError where stages keep different things."""
+        each = [self._kept.of(layers) for layers in stages]
+        if len({one.form(layers) for one, layers in zip(each, stages, strict=True)}) > 1:
+            raise UnsupportedError(
+                f"mesh: the layers do not keep the same in each of {len(stages)} stages",
+                where=type(self.model).__name__,
+                expected="windows, states, keys and values in the same places of every stage",
+                fix="choose another number of stages (pp), or share out widths (tp)",
+            )
+        found = {names[0]: names for names in zip(*(one.names() for one in each), strict=True)}
+        gone = {name for names in found.values() for name in names[1:]}
+        for name in gone:
+            delattr(self, name)
+        others = {number for layers in stages[1:] for number in layers}
+        self._kept = self._kept.of([number for number in range(self._kept.layers) if number not in others])
+        return found
+
     @property
     def length(self) -> int:
         """Tokens of a sequence at the most."""

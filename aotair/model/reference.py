@@ -1,7 +1,7 @@
 """The original model, called like an artifact: flat tensors in, flat tensors out, its buffers put back before."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch.utils import _pytree
@@ -33,12 +33,21 @@ def calling(model: torch.nn.Module, method: str) -> Iterator[torch.nn.Module]:
 
 
 class Original:
-    """One entry point of the model. `like`: another entry point of the same, whose first values these are too."""
+    """One entry point of the model. `like`: another entry point of the same, whose first values these are too.
+    `together`: names for buffers one behind the other, by which states are told where ranks have some each."""
 
-    def __init__(self, model: torch.nn.Module, job: EntryJob, like: "Original | None" = None):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        job: EntryJob,
+        like: "Original | None" = None,
+        together: Mapping[str, Sequence[str]] | None = None,
+    ):
         self._model, self._names, self._method = model, tuple(job.inputs), job.method
         self._arguments = MethodArguments(getattr(model, job.method), job)
         self._lists = tuple(name for name, item in job.inputs.items() if item.host)
+        own = dict(model.named_buffers())
+        self._together = {name: parts for name, parts in (together or {}).items() if own.keys() >= {*parts}}
         self._first: list[_Buffer] = _buffers_of(model) if like is None else like._first
 
     def __call__(
@@ -48,9 +57,9 @@ class Original:
 
         Its buffers have their first values before, but for those that `states` gives others.
         """
-        states = states or {}
+        states = self._apart(states or {})
         self.reset(states)
-        buffers = self.buffers() if states else {}
+        buffers = dict(self._model.named_buffers()) if states else {}
         for name, value in states.items():
             buffers[name].copy_(value)
         leaves = _pytree.tree_leaves(self.call(inputs))
@@ -85,11 +94,23 @@ class Original:
         return torch.backends.mha.get_fastpath_enabled() and any(isinstance(m, kinds) for m in self._model.modules())
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self._model.named_buffers())
+        """The buffers by name, and copies of those that are told together."""
+        return self._with_together(dict(self._model.named_buffers()))
 
     def first_values(self) -> dict[str, torch.Tensor]:
         """What the buffers hold before a call that is given no others."""
-        return {name: resolved(value) for _, _, name, _, value in self._first}
+        return self._with_together({name: resolved(value) for _, _, name, _, value in self._first})
+
+    def _with_together(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**buffers, **{name: torch.cat([buffers[n] for n in own]) for name, own in self._together.items()}}
+
+    def _apart(self, states: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """States by the names of the model's own buffers."""
+        found = {name: value for name, value in states.items() if name not in self._together}
+        for name in states.keys() & self._together.keys():
+            parts = self._together[name]
+            found |= zip(parts, states[name].chunk(len(parts)), strict=True)
+        return found
 
 
 def _buffers_of(model: torch.nn.Module) -> list[_Buffer]:

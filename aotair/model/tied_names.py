@@ -1,10 +1,11 @@
 """Which names of a model's checkpoint a tensor goes by, and which tensors no checkpoint has."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from aotair_runtime.format.joined import piece_names
 from aotair_runtime.format.schema import Constant, Joined
 
 JOINED = "_held_in_pieces"  # where a module keeps what its checkpoints hold in pieces, by the names that it has within
@@ -48,7 +49,14 @@ def names_of(model: torch.nn.Module) -> Names:
         group += [] if name in group else [name]
         registered.add(name)
     tied = {name: tuple(group) for group in places.values() for name in group}
-    return Names(tied, frozenset(registered), tuple(item for item in _joined(model) if item.name in tied))
+    return Names(tied, frozenset(registered), _of_tensors([*_joined(model)], tied.keys()))
+
+
+def _of_tensors(items: Sequence[Joined], names: Collection[str]) -> tuple[Joined, ...]:
+    """Those that one of these tensors is made of: itself, and what its pieces are made of, which come before it."""
+    own = [item for item in items if item.name in names]
+    pieces = {name for item in own for name in piece_names(item)}
+    return (*(item for item in items if item.name in pieces and item not in own), *own)
 
 
 def _joined(model: torch.nn.Module) -> Iterator[Joined]:

@@ -10,6 +10,7 @@ from torch import nn
 from aotair_runtime.format.schema import Axis
 
 from ..errors import ModelError
+from .stages import STAGES, layers_of
 from .styles import STYLES, Place
 
 # What transformers calls the same in its plans; what is not here stays whole.
@@ -25,6 +26,7 @@ _THEIR_NAMES = {
     "ep_dispatch_experts": "expert",
 }
 _EXPERTS = ("expert", "expert_width")
+_OUTSIDE = ("vocabulary", "gathered")
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis],
     modules = dict(model.named_modules())
     for pattern, text in patterns.items():
         style, _, axis = text.partition("@")
-        if style not in STYLES or (axis and axis not in axes):
+        if style not in (*STYLES, STAGES) or (axis and axis not in axes):
             raise ModelError(
                 f"parallel.{pattern}: no such style",
                 where=where,
-                expected=f"{', '.join(STYLES)}; with @AXIS, one of {', '.join(axes)}",
+                expected=f"{', '.join((*STYLES, STAGES))}; with @AXIS, one of {', '.join(axes)}",
                 got=text,
             )
         names = fnmatch.filter(modules, pattern)
@@ -68,7 +70,8 @@ def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis],
 
 
 def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
-    """What transformers' model within says of itself (`tp_plan`), and with an axis `ep` their experts apart."""
+    """What transformers' model within says of itself (`tp_plan`), with an axis `ep` their experts apart, and with one
+    `pp` its layers in stages."""
     axes, found = places(mesh), dict[str, Planned]()
     path, plan = next(((path, plan) for path, one in model.named_modules() if (plan := _plan_of(one))), ("", {}))
     names = dict(model.get_submodule(path).named_modules(prefix=path))
@@ -80,6 +83,8 @@ def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
         if style is not None and place is not None:
             whole = f"{path}.{pattern}" if path else pattern
             found |= {name: Planned(name, style, place) for name in fnmatch.filter(names, whole)}
+    if "pp" in axes and (layers := layers_of(model)) is not None:
+        found[layers] = Planned(layers, STAGES, axes["pp"])
     return list(found.values())
 
 
@@ -90,17 +95,19 @@ def _plan_of(module: nn.Module) -> dict[str, str]:
 
 
 def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:
-    """The axis that a style is for where nothing is said: `ep` for experts, else `tp`."""
+    """The axis that a style is for where nothing is said: `ep` for experts, `pp` for stages, else `tp`; and where there
+    is none, `pp` for what stands before and after all layers."""
     if style in _EXPERTS and "ep" in axes:
         return axes["ep"]
-    if "tp" not in axes and where and style != "replicate":
+    own = "pp" if style == STAGES or (style in _OUTSIDE and "tp" not in axes) else "tp"
+    if own not in axes and where and style != "replicate":
         raise ModelError(
             f"parallel: {style} has no axis",
             where=where,
-            expected="an axis tp in the mesh, or STYLE@AXIS",
+            expected=f"an axis {own} in the mesh, or STYLE@AXIS",
             got=", ".join(axes),
         )
-    return axes.get("tp")
+    return axes.get(own)
 
 
 def units_of(module: nn.Module, parent: Any, style: str) -> int:

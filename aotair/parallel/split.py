@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from aotair_runtime.devices import groups
-from aotair_runtime.format.mesh import part_of
-from aotair_runtime.format.schema import Axis, Shard
+from aotair_runtime.format.mesh import again, part_of
+from aotair_runtime.format.schema import Axis, Joined, Shard
 
 from ..errors import ModelError
+from ..model.tied_names import JOINED
 from .plan import Planned, own_plan, planned, units_of
-from .styles import STYLES, CannotCut, Cut, share_out
+from .stages import STAGES, keep_first_stage, named_tensors
+from .styles import STYLES, CannotCut, Cut, Place, share_out
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,15 @@ class Part:
 @dataclass(frozen=True)
 class Split:
     """`model`: rank 0's. `parts`: by name, its tensors that are parts of others. `kept`: what stays whole on every rank
-    though the plan names it, and why; `styles`: how many modules of each style there are."""
+    though the plan names it, and why; `styles`: how many modules of each style there are. `stages`: by their names in
+    `model`, what the whole model calls the tensors that stand for those of several layers."""
 
     model: nn.Module
     parts: Mapping[str, Part]
     mesh: tuple[Axis, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     styles: Mapping[str, int] = field(default_factory=dict)
+    stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, str], where: str) -> Split:
@@ -51,8 +55,11 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             got=type(model).__name__,
         )
     own = _copied(model)
-    splitter = _Splitter(own, mesh)
-    splitter.share_out(plan)
+    splitter = _Splitter(own, model, mesh, where)
+    splitter.share_out([one for one in plan if one.style != STAGES])
+    for one in plan:
+        if one.style == STAGES:
+            splitter.keep_first_stage(one)
     if not splitter.styles:
         raise ModelError(
             "mesh: nothing of the model can be shared out over so many ranks",
@@ -60,8 +67,8 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             got="; ".join(f"{name}: {why}" for name, why in list(splitter.kept.items())[:4]),
             fix="choose numbers of ranks that divide the model's heads and widths, and styles for plain layers",
         )
-    splitter.cut_states(model)
-    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles)
+    splitter.cut_states()
+    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -72,11 +79,12 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 class _Splitter:
-    def __init__(self, model: nn.Module, mesh: Sequence[Axis]):
-        self._model, self._mesh = model, mesh
+    def __init__(self, model: nn.Module, whole: nn.Module, mesh: Sequence[Axis], where: str):
+        self._model, self._whole, self._mesh, self._where = model, whole, mesh, where
         self.parts: dict[str, Part] = {}
         self.kept: dict[str, str] = {}
         self.styles: dict[str, int] = {}
+        self.stages: dict[str, tuple[str, ...]] = {}
         self._cut: dict[int, tuple[Shard, nn.Parameter]] = {}  # by the whole parameter: tied ones are cut once
 
     def share_out(self, plan: Sequence[Planned]) -> None:
@@ -147,22 +155,75 @@ class _Splitter:
         if isinstance(getattr(parent, "num_key_value_groups", None), int) and {"q_proj", "k_proj"} <= parts.keys():
             parent.num_key_value_groups = parent.num_key_value_groups * parts["k_proj"] // parts["q_proj"]
 
-    def cut_states(self, whole: nn.Module) -> None:
+    def keep_first_stage(self, one: Planned) -> None:
+        """Leave of a list of layers those of the first rank along an axis. Raises ModelError where they cannot be
+        stages."""
+        tensors = dict(named_tensors(self._model))
+        staged = keep_first_stage(self._model, self._whole, one.name, one.place, self._where)
+        for name, theirs in staged.names.items():
+            self._stand_for(name, theirs, tensors, one.place)
+        left = (name for name in self.parts if name in staged.names or not name.startswith(staged.gone))
+        self.parts = {name: self.parts[name] for name in left}
+        held = (Joined(name, pieces) for name, pieces in staged.names.items() if pieces != (name,))
+        setattr(self._model, JOINED, (*getattr(self._model, JOINED, ()), *held))
+        self.styles[STAGES] = self.styles.get(STAGES, 0) + sum(map(len, staged.stages))
+        self.kept |= staged.kept
+        said: Any = getattr(self._model, "keep_first_stage", None)
+        if said is not None:
+            buffers: Mapping[str, tuple[str, ...]] = said(staged.stages)
+            whole = dict(named_tensors(self._whole))
+            for name, theirs in buffers.items():
+                self._stand_for(name, theirs, whole, one.place)
+
+    def _stand_for(self, name: str, theirs: Sequence[str], tensors: Mapping[str, Tensor], place: Place) -> None:
+        """Let a tensor of the model be the first of several, one behind the other, which had the names `theirs`, and
+        may be cut already, all alike."""
+        parts = [self.parts.get(one) for one in theirs]
+        wholes = [tensors[one].detach() if part is None else part.whole for one, part in zip(theirs, parts)]
+        shards = {None if part is None else part.shard for part in parts}
+        if len(shards) > 1:
+            raise ModelError(
+                f"mesh: not every stage has {name.rpartition('.')[2]} cut alike",
+                where=self._where,
+                expected="one style for the layers at the same place of each stage",
+                got=", ".join(theirs),
+            )
+        (shard,) = shards
+        self.parts[name] = Part(torch.cat(wholes), place.shard(0) if shard is None else again(place.shard(0), shard))
+        self.stages[name] = tuple(theirs)
+
+    def cut_states(self) -> None:
         """Buffers that a model sizes by what its layers make, as caches: its `split_states` says how these are cut."""
         said: Any = getattr(self._model, "split_states", None)
         if said is None:
             return
         with pretended(self._mesh):
-            shards: Mapping[str, Shard] = said(self.parts)
+            shards: Mapping[str, Shard] = said(self._within_a_stage())
         for name, shard in shards.items():
-            buffer = whole.get_buffer(name)
-            self.parts[name] = Part(buffer.clone(), shard)  # a call of the original writes into its own
+            staged, buffer = self.parts.get(name), self._whole.get_buffer(name)
+            if staged is None:
+                self.parts[name] = Part(buffer.clone(), shard)  # a call of the original writes into its own
+            else:
+                self.parts[name] = Part(staged.whole, again(staged.shard, shard))
             path, _, own = name.rpartition(".")
             self._model.get_submodule(path)._buffers[own] = part_of(buffer, shard, 0).clone()
+
+    def _within_a_stage(self) -> dict[str, Part]:
+        """The parts, as they would be if each stage were the whole model."""
+        found = {}
+        for name, part in self.parts.items():
+            if name not in self.stages:
+                found[name] = part
+            elif (cut := part.shard.again) is not None:
+                first = part.whole.chunk(part.shard.parts)[0]
+                found[name] = Part(first, Shard(cut.axis, cut.dim, cut.parts, cut.blocks))
+        return found
 
 
 class _Alone:
     """A group of which only one rank is there: results have the right shapes, and no meaning."""
+
+    number = 0
 
     def __init__(self, size: int):
         self.size = size
@@ -178,6 +239,9 @@ class _Alone:
 
     def all_to_all(self, out: Tensor, x: Tensor) -> None:
         out.copy_(x)
+
+    def broadcast(self, x: Tensor, root: int) -> None:
+        """As it is."""
 
 
 @contextlib.contextmanager

@@ -232,5 +232,10 @@ STYLES: dict[str, Style] = {
 def share_out(module: nn.Module, style: Style, place: Place) -> None:
     """Let a module, whose tensors are cut already, compute its part and meet the others."""
     if style.mixed is not None:
-        kind = type(module)
-        module.__class__ = type(f"{style.mixed.__name__}{kind.__name__}", (style.mixed, kind), {"place": place})
+        put_in_front(module, style.mixed, place)
+
+
+def put_in_front(module: nn.Module, mixed: type, place: Place) -> None:
+    """Give a module a class of its own, in which `mixed` stands in front of the one it had."""
+    kind = type(module)
+    module.__class__ = type(f"{mixed.__name__.lstrip('_')}{kind.__name__}", (mixed, kind), {"place": place})

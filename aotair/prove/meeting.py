@@ -47,6 +47,7 @@ class ThreadRanks:
 
     def __init__(self, meeting: Meeting, rank: int):
         self._meeting, self._rank, self.size = meeting, rank, meeting.size
+        self.number = rank
 
     def all_reduce(self, x: Tensor, reduce: str) -> None:
         own = x.clone()
@@ -66,6 +67,9 @@ class ThreadRanks:
             _into(out, torch.cat([one.chunk(self.size)[self._rank] for one in given]))
 
         self._meeting.together(self._rank, "all_to_all", x.clone(), make)
+
+    def broadcast(self, x: Tensor, root: int) -> None:
+        self._meeting.together(self._rank, f"broadcast of {root}", x.clone(), lambda given: _into(x, given[root]))
 
 
 _REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

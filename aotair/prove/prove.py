@@ -15,7 +15,7 @@ from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices import open_device
 from aotair_runtime.errors import ShapeError
-from aotair_runtime.format.mesh import mesh_text, part_of, ranks_of
+from aotair_runtime.format.mesh import mesh_text, part_of, parts_of, ranks_of
 from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, Tolerance
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.model import Model
@@ -59,11 +59,16 @@ class Proved:
 
 
 def prove(
-    artifact: Artifact, original: torch.nn.Module, job: Job, progress: Callable[[int, int], None], jobs: int = 1
+    artifact: Artifact,
+    original: torch.nn.Module,
+    job: Job,
+    progress: Callable[[int, int], None],
+    jobs: int = 1,
+    stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Proved:
     """In so many processes, of a large model in one. Raises ProofError at the first bucket that is wrong or whose
     padding is not neutral. `artifact` is what was written: what the build holds in memory may be right where the file
-    is not.
+    is not. `stages`: what the original calls the tensors that ranks have one behind the other (`Split.stages`).
 
     First every bucket is called once, as the model was built; what that writes into states says how these look in life,
     and from such ones every bucket is called again, and padded. How far the original moves its own answers is asked at
@@ -72,7 +77,7 @@ def prove(
     """
     # All before the first call: each remembers the first values of the buffers that it puts back.
     first = Original(original, job.entries[0])
-    originals = [Original(original, one, like=first) for one in job.entries]
+    originals = [Original(original, one, like=first, together=stages) for one in job.entries]
     large = is_large(original)
     with contextlib.nullcontext() if large else one_thread(), all_on_host(artifact, job.target.allowed) as model:
         provers = [
@@ -340,7 +345,7 @@ class _Prover:
     def _parts(self, name: str) -> list[str]:
         """What the golden tensors call a state, or each part of one that ranks share out."""
         shard = state_shard(self._model.program, name)
-        return [name] if shard is None else [state_part(name, part) for part in range(shard.parts)]
+        return [name] if shard is None else [state_part(name, part) for part in range(parts_of(shard))]
 
     # ---- padding ------------------------------------------------------------------------------------------------
 

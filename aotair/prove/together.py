@@ -12,7 +12,7 @@ from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.devices import open_device
 from aotair_runtime.devices.groups import PartedError, forget, register
 from aotair_runtime.errors import AotairError, causes
-from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, ranks_of
+from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, parts_of, ranks_of
 from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
 from aotair_runtime.settings import Settings
@@ -111,7 +111,7 @@ class AllRanks:
         if shard is None:
             return self.models[0].state[item.name].clone()
         parts = {part_number(shard, self.program.mesh, rank): rank for rank in reversed(range(len(self.models)))}
-        return joined([self.models[parts[n]].state[item.name] for n in range(shard.parts)], shard)
+        return joined([self.models[parts[n]].state[item.name] for n in range(parts_of(shard))], shard)
 
     def put_states(self, states: Mapping[str, torch.Tensor]) -> None:
         """Give states these values, each rank its part."""

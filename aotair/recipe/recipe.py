@@ -426,8 +426,8 @@ class Recipe(Part):
         default="auto",
         description="how modules are shared out over the mesh: auto, as transformers' model says; model: by the "
         "factory, called as factory(mesh=MESH) for each rank, with mesh=None for the whole; or names of modules, "
-        "with * and ?, to colwise, rowwise, vocabulary, gathered, rowwise_of_all, expert, expert_width, replicate, of "
-        "the axis tp (experts: ep, where there is one) or STYLE@AXIS",
+        "with * and ?, to colwise, rowwise, vocabulary, gathered, rowwise_of_all, expert, expert_width, stages, "
+        "replicate, of the axis tp (experts: ep, where there is one; stages: pp) or STYLE@AXIS",
     )
     verify: VerifyPart = Field(default_factory=VerifyPart, description="how the build proves the artifact")
     config: CompilerConfig = Field(default_factory=CompilerConfig, description="what is done to the graph")
@@ -443,8 +443,6 @@ class Recipe(Part):
             raise ValueError("parallel says how modules are shared out over ranks: add mesh, as mesh: {tp: 2}")
         if self.parallel == "model" and self.model.factory is None:
             raise ValueError("parallel: model is for a factory, which is called with a mesh: name it in model.factory")
-        if self.parallel != "model" and "pp" in self.mesh:
-            raise ValueError("mesh.pp: stages of a pipeline are not built; share out widths (tp) and experts (ep)")
         if math.prod(self.mesh.values()) > 1 << 16:
             raise ValueError("mesh: at most 65536 ranks")
         return self

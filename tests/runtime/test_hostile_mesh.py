@@ -12,7 +12,7 @@ import aotair
 from aotair_runtime.artifact.open import open_artifact
 from aotair_runtime.errors import MalformedError, RankError
 from aotair_runtime.format import codec
-from aotair_runtime.format.schema import Axis, GroupArg, Program, Shard
+from aotair_runtime.format.schema import Axis, Cut, GroupArg, Joined, Program, Shard
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,9 @@ WRONG = {
     "more parts than ranks": cut(Shard(0, 0, 4)),
     "no blocks": cut(Shard(0, 0, 2, 0)),
     "blocks that do not fit": cut(Shard(0, 0, 2, 1 << 40)),
+    "cut again along the same axis": cut(Shard(0, 0, 2, again=Cut(0, 0, 2))),
+    "cut again along an axis that the mesh lacks": cut(Shard(0, 0, 2, again=Cut(1, 0, 2))),
+    "cut again into no parts": cut(Shard(0, 0, 2, again=Cut(0, 0, 0))),
     "a group along no axis": group(GroupArg(3)),
     "a group along a negative axis": group(GroupArg(-1)),
     "a group by name": group("tp#0"),
@@ -74,7 +77,22 @@ WRONG = {
     "an axis with an odd name": lambda p: replace(p, mesh=(Axis("\x1b[31m", 2),)),
     "nine axes": lambda p: replace(p, mesh=(Axis("tp", 2), *(Axis(f"a{n}", 1) for n in range(8)))),
     "no mesh at all": lambda p: replace(p, mesh=()),
+    "a piece of a piece of a piece": lambda p: replace(p, joined=(*pieces("a", "b", "c"), Joined(weight(p), ("c",)))),
+    "a piece that comes after what is made of it": lambda p: replace(
+        p, joined=(Joined(weight(p), ("b",)), *pieces("b"))
+    ),
+    "pieces of nothing": lambda p: replace(p, joined=(*pieces("nothing"),)),
 }
+
+
+def pieces(*names: str) -> list[Joined]:
+    """Each made of the one before."""
+    return [Joined(name, (before,)) for before, name in zip(("x", *names), names)]
+
+
+def weight(program: Program) -> str:
+    """The name of one."""
+    return next(constant.names[0][0] for constant in program.constants if constant.kind == "weight")
 
 
 @pytest.mark.parametrize("wrong", WRONG)

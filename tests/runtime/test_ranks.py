@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from cases import RECIPES
-from models import Shared
+from models import Deep, Shared
 from rank_processes import said, started
 from rank_scenarios import ids
 
@@ -72,6 +72,24 @@ def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: 
         assert one["kept"] == one["after"] != one["before"] and one["stayed"] and one["captures"] == 2
     assert second["failed"].startswith("WeightsError")
     assert first["failed"].startswith("RankError") and "rank 1 failed: reading the weights" in first["failed"]
+
+
+def test_stages_answer_as_the_whole_model_and_take_its_checkpoint(tmp_path: Path):
+    path = aotair.build(RECIPES["deep"], tmp_path / "deep.aotair")
+    torch.manual_seed(9)
+    second = Deep()
+    other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
+    safetensors.torch.save_file(dict(second.state_dict()), other)
+    broken.write_bytes(other.read_bytes()[:-100])
+    first = load_model(job_of(parse_recipe(RECIPES["deep"] | {"mesh": {}, "parallel": "auto"})))
+    for one in said(started(2, "reloads", tmp_path, path, other, broken), tmp_path):
+        torch.testing.assert_close(torch.tensor(one["before"]), first(ids(2, 4)), atol=1e-5, rtol=1e-5)
+        for layer in (*first.layers, *second.layers):
+            layer.seen.zero_()
+        torch.testing.assert_close(torch.tensor(one["after"]), second(ids(2, 4)), atol=1e-5, rtol=1e-5)
+        assert one["stayed"] and one["captures"] == 2 and one["kept"] == one["after"]
+        for layer in second.layers:
+            layer.seen.zero_()
 
 
 def test_a_rank_that_came_with_something_else_is_named_by_all(shared: Path, tmp_path: Path):

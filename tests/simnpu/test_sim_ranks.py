@@ -7,7 +7,7 @@ import rankmodels
 import safetensors.torch
 import torch
 from cases import RECIPES, SHARES_ITSELF
-from models import Shared, SharesItself
+from models import Deep, Shared, SharesItself
 from ranks import Ranks
 
 import aotair
@@ -48,6 +48,29 @@ def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_pa
         for number, got in enumerate(one["orders"]):
             assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4
+
+
+def test_stages_answer_as_the_original_in_any_order(ranks: Ranks, tmp_path: Path):
+    recipe = RECIPES["deep"] | {"target": {"device": "npu"}}
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    torch.manual_seed(9)
+    second, other = Deep(), tmp_path / "other.safetensors"
+    safetensors.torch.save_file(dict(second.state_dict()), other)
+    inputs, first = [torch.randint(24, size) for size in ((1, 3), (3, 4))], original(recipe)
+
+    def answers(of: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
+        for layer in of.layers:
+            layer.seen.zero_()
+        return of(given)
+
+    for rank, one in enumerate(ranks.run(rankmodels.calls, str(path), inputs, SEEDS, str(other))):
+        for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
+            torch.testing.assert_close(got, answers(first, given), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(after, answers(second, given), atol=1e-5, rtol=1e-5)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        # Of each call: a table, a head, and what each stage says to the other.
+        assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4, rank
 
 
 def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):

@@ -233,11 +233,15 @@ def _tensor(handle: safetensors.safe_open, stored: Stored) -> torch.Tensor:
 
 
 def _joined(stored: Stored) -> torch.Tensor:
-    """A tensor of all its pieces, each file of which is opened once."""
+    """A tensor of all its pieces, each file of which is opened once; a piece may be made of others itself."""
     with contextlib.ExitStack() as stack:
-        files = {piece.file: piece for pieces in stored.pieces for piece in pieces}
+        files = {piece.file: piece for pieces in stored.pieces for piece in pieces if not piece.pieces}
         handles = {file: stack.enter_context(_opened(file)) for file in files}
-        rows = (torch.cat([_tensor(handles[piece.file], piece) for piece in pieces]) for pieces in stored.pieces)
+
+        def tensor(piece: Stored) -> torch.Tensor:
+            return _joined(piece) if piece.pieces else _tensor(handles[piece.file], piece)
+
+        rows = (torch.cat([tensor(piece) for piece in pieces]) for pieces in stored.pieces)
         if not stored.stacked:
             return next(rows)
         whole = torch.empty(stored.shape, dtype=stored.dtype)

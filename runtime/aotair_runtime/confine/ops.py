@@ -548,6 +548,8 @@ air::all_reduce: - out; plain
 air::all_reduce_: -; plain
 air::all_to_all: - out; ranks=1..65536 plain
 air::reduce_scatter: - out; ranks=1..65536 plain
+air::stage_input: - out; ranks=1..65536 plain
+air::stage_output: - out; ranks=1..65536 plain
 
 # Of the host, where they stand for ops of torch_npu
 air::fused_infer_attention_score: -

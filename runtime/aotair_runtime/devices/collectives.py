@@ -1,4 +1,5 @@
-"""`torch.ops.air.all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`: what the ranks of a group do together.
+"""`torch.ops.air.all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `stage_input`, `stage_output`: what the
+ranks of a group do together.
 
 In an artifact the group is an axis of the mesh (`GroupArg`); a load puts the name of a group in its place that it has
 joined (`groups`). Each op is done when it returns, or stands in the stream that captures it.
@@ -63,6 +64,33 @@ def _all_to_all_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
     return out
 
 
+def _stage_input(x: Tensor, ranks: int, name: str) -> Tensor:
+    return _stage_input_out(x, ranks, name, out=x.new_empty(x.shape))
+
+
+def _stage_input_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
+    """What the rank before made, or `x` on the first. All hear each rank in turn (`_stage_output`), and what one hears
+    last before its turn is that."""
+    found = _members(ranks, name)
+    _as(out, x.shape, x).copy_(x)
+    for root in range(found.number):
+        found.broadcast(out, root)
+    return out
+
+
+def _stage_output(x: Tensor, ranks: int, name: str) -> Tensor:
+    return _stage_output_out(x, ranks, name, out=x.new_empty(x.shape))
+
+
+def _stage_output_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
+    """What the last rank made: each says in its turn what it has, and hears the ones after it."""
+    found = _members(ranks, name)
+    _as(out, x.shape, x).copy_(x)
+    for root in range(found.number, ranks):
+        found.broadcast(out, root)
+    return out
+
+
 def _members(ranks: int, name: str) -> Any:
     found = group(name)
     if found.size != ranks:
@@ -105,6 +133,8 @@ _OPS: tuple[tuple[str, str, Any, Any, Any], ...] = (
         lambda x, reduce, ranks, name: x.new_empty(_shorter(x, ranks)),
     ),
     ("all_to_all", "int ranks, ", _all_to_all, _all_to_all_out, lambda x, ranks, name: x.new_empty(x.shape)),
+    ("stage_input", "int ranks, ", _stage_input, _stage_input_out, lambda x, ranks, name: x.new_empty(x.shape)),
+    ("stage_output", "int ranks, ", _stage_output, _stage_output_out, lambda x, ranks, name: x.new_empty(x.shape)),
 )
 _KEYS = ("CPU", "CUDA", "PrivateUse1")
 

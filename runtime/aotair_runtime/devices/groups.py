@@ -18,6 +18,10 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def number(self) -> int:
+        """This rank's place among them."""
+
     def all_reduce(self, x: Tensor, reduce: str) -> None:
         """Every rank's `x` becomes the reduction of all."""
 
@@ -29,6 +33,9 @@ class Group(Protocol):
 
     def all_to_all(self, out: Tensor, x: Tensor) -> None:
         """The parts of each rank's `x` go to the ranks in order; `out` is what comes from them."""
+
+    def broadcast(self, x: Tensor, root: int) -> None:
+        """The `x` of the rank of that number becomes that of all."""
 
 
 _groups: dict[str, Group] = {}
@@ -94,7 +101,7 @@ class ProcessRanks:
     among its named groups: names are used again once a group is gone, and ranks may not agree on when that is."""
 
     def __init__(self, end: Any):  # a c10d.Backend, of which torch's stubs know little
-        self._end, self.size = end, int(end.size())
+        self._end, self.size, self.number = end, int(end.size()), int(end.rank())
 
     def all_reduce(self, x: Tensor, reduce: str) -> None:
         options: Any = c10d.AllreduceOptions()
@@ -116,10 +123,11 @@ class ProcessRanks:
         with _met():
             self._end.alltoall_base(out, x, [], [], c10d.AllToAllOptions()).wait()
 
-    def broadcast(self, x: Tensor) -> None:
-        """The first rank's `x` becomes that of all."""
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        options: Any = c10d.BroadcastOptions()
+        options.rootRank = root
         with _met():
-            self._end.broadcast([x], c10d.BroadcastOptions()).wait()
+            self._end.broadcast([x], options).wait()
 
     def close(self) -> None:
         """Let go of the connection: whoever waits at another end fails."""

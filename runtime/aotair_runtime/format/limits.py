@@ -1,5 +1,6 @@
 """The most that an artifact may hold or ask for, each limit with its reason: what exceeds one is refused unread."""
 
+from .mesh import parts_of
 from .schema import Program, State
 
 # A program of 24 layers and 16 buckets has some hundreds of kilobytes; one that is as long as this takes a few GB to
@@ -40,7 +41,7 @@ def most_golden_header(program: Program) -> int:
 def _parts(program: Program, state: State) -> list[str]:
     """What its golden tensors are called: one name, or one for each part that ranks have of it."""
     shard = program.constants[state.constant].shard
-    return [state.name] if shard is None else [f"{state.name}:{number}" for number in range(shard.parts)]
+    return [state.name] if shard is None else [f"{state.name}:{number}" for number in range(parts_of(shard))]
 
 
 def known_names(program: Program) -> frozenset[str]:

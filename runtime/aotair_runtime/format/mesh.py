@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
-from .schema import Axis, Constant, GroupArg, Program, Shard
+from .schema import Axis, Constant, Cut, GroupArg, Program, Shard
 
-COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "all_to_all")  # of the namespace air
+# Of the namespace air.
+COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "stage_input",
+    "stage_output",
+)
 
 
 def is_collective(op: str) -> bool:
@@ -58,32 +68,62 @@ def mesh_text(mesh: Sequence[Axis]) -> str:
     return ", ".join(f"{axis.name}={axis.size}" for axis in mesh) or "1 rank"
 
 
+def cuts_of(shard: Shard) -> tuple[Cut, ...]:
+    """How a tensor is cut, and then each part."""
+    return (shard,) if shard.again is None else (shard, shard.again)
+
+
+def again(shard: Shard, cut: Cut) -> Shard:
+    """Each of the parts cut again."""
+    return replace(shard, again=Cut(cut.axis, cut.dim, cut.parts, cut.blocks))
+
+
+def parts_of(shard: Shard) -> int:
+    """How many parts there are in all."""
+    return math.prod(cut.parts for cut in cuts_of(shard))
+
+
 def part_number(shard: Shard, mesh: Sequence[Axis], rank: int) -> int:
-    """Which of a tensor's parts a rank has."""
-    return coordinates(mesh, rank)[shard.axis] * shard.parts // mesh[shard.axis].size
+    """Which of a tensor's parts a rank has; those of a part that is cut again come one after the other."""
+    number, places = 0, coordinates(mesh, rank)
+    for cut in cuts_of(shard):
+        number = number * cut.parts + places[cut.axis] * cut.parts // mesh[cut.axis].size
+    return number
 
 
 def whole_shape(constant: Constant) -> tuple[int, ...]:
     """The shape of the tensor in the weights file and in a checkpoint."""
-    if (shard := constant.shard) is None:
-        return constant.shape
     sizes = list(constant.shape)
-    sizes[shard.dim] *= shard.parts
+    for cut in () if constant.shard is None else cuts_of(constant.shard):
+        sizes[cut.dim] *= cut.parts
     return tuple(sizes)
 
 
 def part_of(whole: torch.Tensor, shard: Shard, number: int) -> torch.Tensor:
     """One of the parts of a tensor: a view of it where the parts lie one after the other, else a copy."""
-    size = whole.shape[shard.dim] // (shard.blocks * shard.parts)
-    cut = whole.unflatten(shard.dim, (shard.blocks, shard.parts, size)).select(shard.dim + 1, number)
-    part: torch.Tensor = cut.flatten(shard.dim, shard.dim + 1).contiguous()
+    outer, inner = divmod(number, 1 if shard.again is None else shard.again.parts)
+    part = _part(whole, shard, outer)
+    return part if shard.again is None else _part(part, shard.again, inner)
+
+
+def _part(whole: torch.Tensor, cut: Cut, number: int) -> torch.Tensor:
+    size = whole.shape[cut.dim] // (cut.blocks * cut.parts)
+    parts = whole.unflatten(cut.dim, (cut.blocks, cut.parts, size)).select(cut.dim + 1, number)
+    part: torch.Tensor = parts.flatten(cut.dim, cut.dim + 1).contiguous()
     return part
 
 
 def joined(parts: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
     """The whole tensor of which these are the parts, in order."""
-    cut = [part.unflatten(shard.dim, (shard.blocks, part.shape[shard.dim] // shard.blocks)) for part in parts]
-    return torch.stack(cut, dim=shard.dim + 1).flatten(shard.dim, shard.dim + 2)
+    if shard.again is not None:
+        step = shard.again.parts
+        parts = [_joined(parts[place : place + step], shard.again) for place in range(0, len(parts), step)]
+    return _joined(parts, shard)
+
+
+def _joined(parts: Sequence[torch.Tensor], cut: Cut) -> torch.Tensor:
+    blocks = [part.unflatten(cut.dim, (cut.blocks, part.shape[cut.dim] // cut.blocks)) for part in parts]
+    return torch.stack(blocks, dim=cut.dim + 1).flatten(cut.dim, cut.dim + 2)
 
 
 def of_rank(whole: torch.Tensor, constant: Constant, mesh: Sequence[Axis], rank: int) -> torch.Tensor:

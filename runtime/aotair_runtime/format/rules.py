@@ -8,7 +8,7 @@ from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
 from .joined import piece_names
 from .limits import MOST_LETTERS_OF_PIECES, MOST_PIECES
-from .mesh import ranks_of, whole_shape
+from .mesh import cuts_of, ranks_of, whole_shape
 from .prologue import tensors
 from .prologue_rules import PrologueRules
 from .schema import PART, Constant, EntryPoint, Form, Instruction, Program, Shard
@@ -60,12 +60,16 @@ class _Tables(Demands):
                 self.shard(constant, shard, f"constants[{i}].shard")
 
     def shard(self, constant: Constant, shard: Shard, path: str) -> None:
-        self.index(shard.axis, len(self.program.mesh), path)
-        self.index(shard.dim, len(constant.shape), path)
-        ranks, size = self.program.mesh[shard.axis].size, constant.shape[shard.dim]
-        self.require(1 <= shard.parts <= ranks and not ranks % shard.parts, path, f"parts for {ranks} ranks", shard)
-        fits = shard.blocks >= 1 and size >= shard.blocks and not size % shard.blocks
-        self.require(fits, path, "blocks that divide the part", shard)
+        sizes, cuts = list(constant.shape), cuts_of(shard)
+        self.require(len({cut.axis for cut in cuts}) == len(cuts), path, "cuts along axes of their own", shard)
+        for cut in reversed(cuts):
+            self.index(cut.axis, len(self.program.mesh), path)
+            self.index(cut.dim, len(sizes), path)
+            ranks, size = self.program.mesh[cut.axis].size, sizes[cut.dim]
+            self.require(1 <= cut.parts <= ranks and not ranks % cut.parts, path, f"parts for {ranks} ranks", shard)
+            fits = cut.blocks >= 1 and size >= cut.blocks and not size % cut.blocks
+            self.require(fits, path, "blocks that divide the part", shard)
+            sizes[cut.dim] *= cut.parts
         self.nbytes(constant.dtype, whole_shape(constant), path)
 
     def tables(self) -> None:
@@ -124,11 +128,17 @@ class _Tables(Demands):
         self.require(bool(_DIGEST.fullmatch(said)), "quantisation", "a digest or nothing", said)
 
     def joined(self, names: set[str]) -> None:
-        """The tensors that checkpoints hold in pieces: some of those that have `names`, each once."""
+        """The tensors that checkpoints hold in pieces: some of those that have `names`, each once; and before one of
+        these, such a piece of it that is held in pieces itself."""
         seen: set[str] = set()
+        last = {name: i for i, item in enumerate(self.program.joined) for name in item.pieces}
         for i, item in enumerate(self.program.joined):
             path = f"joined[{i}]"
-            self.require(item.name in names and item.name not in seen, f"{path}.name", "a name of a weight", item.name)
+            within = last.get(item.name, 0) > i
+            known = (item.name in names or within) and item.name not in seen
+            self.require(known, f"{path}.name", "a name of a weight, or of a piece of a later one", item.name)
+            plain = not within or seen.isdisjoint(item.pieces)
+            self.require(plain, f"{path}.pieces", "pieces of a piece that are held whole", item.pieces)
             self.require(item.count >= 0, f"{path}.count", "a number of tensors, or 0", item.count)
             fits = bool(item.pieces) and all(not item.count or piece.count("{}") == 1 for piece in item.pieces)
             self.require(fits, f"{path}.pieces", "names, with one {} each where there is a count", item.pieces)

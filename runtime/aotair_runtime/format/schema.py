@@ -178,15 +178,23 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """How a rank's part lies in a whole tensor, as the weights file and a checkpoint have it: its dimension `dim` is
-    `blocks` blocks one after the other, each cut into `parts` equal parts. The ranks along the mesh's axis of that
-    number take them in order; where these are more than parts, neighbours take the same."""
+class Cut:
+    """One way to cut a tensor: its dimension `dim` is `blocks` blocks one after the other, each cut into `parts` equal
+    parts. The ranks along the mesh's axis of that number take them in order; where these are more than parts,
+    neighbours take the same."""
 
     axis: int
     dim: int
     parts: int
     blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Shard(Cut):
+    """How a rank's part lies in a whole tensor, as the weights file and a checkpoint have it: cut once, or each part
+    cut `again`, along another axis."""
+
+    again: Cut | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..errors import in_line
-from .mesh import mesh_text, ranks_of, whole_shape
+from .mesh import cuts_of, mesh_text, parts_of, ranks_of, whole_shape
 from .prologue import as_program, follows_from
 from .schema import (
     Bucket,
@@ -102,7 +102,8 @@ def _share_text(program: Program, constant: Constant) -> str:
     """How ranks share a constant out, if they do."""
     if (shard := constant.shard) is None:
         return ""
-    return f", 1 of {shard.parts} of {list(whole_shape(constant))} along {program.mesh[shard.axis].name}"
+    axes = " and ".join(program.mesh[cut.axis].name for cut in cuts_of(shard))
+    return f", 1 of {parts_of(shard)} of {list(whole_shape(constant))} along {axes}"
 
 
 def bucket_text(program: Program, entry: EntryPoint, bucket: Bucket) -> str:

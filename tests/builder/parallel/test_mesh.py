@@ -5,8 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, partners, ranks_of
-from aotair_runtime.format.schema import Axis, Shard
+from aotair_runtime.format.mesh import (
+    again,
+    coordinates,
+    joined,
+    neighbours,
+    part_number,
+    part_of,
+    partners,
+    parts_of,
+    ranks_of,
+    whole_shape,
+)
+from aotair_runtime.format.schema import Axis, Constant, Shard
 
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(
     lambda sizes: tuple(Axis(f"axis{number}", size) for number, size in enumerate(sizes))
@@ -35,6 +46,24 @@ def test_parts_joined_are_the_whole(dim: int, parts: int, blocks: int, size: int
     cut = [part_of(whole, shard, number) for number in range(parts)]
     assert all(part.is_contiguous() and part.shape[dim] == blocks * size for part in cut)
     assert torch.equal(joined(cut, shard), whole)
+
+
+@given(st.integers(0, 2), st.integers(0, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_parts_that_are_cut_again_lie_one_after_the_other(outer: int, inner: int, first: int, then: int, blocks: int):
+    shape = [2, 3, 2]
+    shape[outer] *= first
+    shape[inner] *= then * blocks
+    whole = torch.arange(torch.Size(shape).numel()).view(shape)
+    shard = again(Shard(0, outer, first), Shard(1, inner, then, blocks))
+    assert parts_of(shard) == first * then
+    cut = [part_of(whole, shard, number) for number in range(parts_of(shard))]
+    for number, part in enumerate(cut):
+        once = part_of(whole, Shard(0, outer, first), number // then)
+        assert torch.equal(part, part_of(once, Shard(1, inner, then, blocks), number % then))
+    assert torch.equal(joined(cut, shard), whole)
+    assert whole_shape(Constant("x", "int64", tuple(cut[0].shape), "weight", (("x",),), shard)) == tuple(shape)
+    mesh = (Axis("pp", first), Axis("tp", then))
+    assert [part_number(shard, mesh, rank) for rank in range(ranks_of(mesh))] == list(range(first * then))
 
 
 def test_blocks_are_cut_each():

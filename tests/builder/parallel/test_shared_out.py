@@ -190,7 +190,7 @@ def test_what_cannot_be_cut_evenly_stays_whole_with_the_reason():
 @pytest.mark.parametrize(
     ("parts", "error", "text"),
     [
-        ({"mesh": {"pp": 2}}, RecipeError, "stages of a pipeline"),
+        ({"mesh": {"pp": 2}}, ModelError, "has no axis"),
         ({"mesh": {}}, RecipeError, "add mesh"),
         ({"parallel": {"up": "sideways"}}, ModelError, "no such style"),
         ({"parallel": {"nothing": "colwise"}}, ModelError, "no module of the model has such a name"),
