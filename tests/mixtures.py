@@ -77,6 +77,16 @@ CONFIGS: dict[str, tuple[str, dict[str, object]]] = {
 OWN_FORM = frozenset({"llama4"})
 
 
+def _sizes(name: str, layers: int) -> dict[str, object]:
+    """Of so many first layers; a single one has experts where of two the first would have none."""
+    made = _SIZES | CONFIGS[name][1] | {"num_hidden_layers": layers}
+    if "layer_types" in made:
+        made["layer_types"] = made["layer_types"][:layers]
+    if "first_k_dense_replace" in made:
+        made["first_k_dense_replace"] = min(made["first_k_dense_replace"], layers - 1)
+    return made
+
+
 class Mixture(nn.Module):
     """`experts`: the form of its experts, one of transformers', or that of `aotair.hf.experts`."""
 
@@ -86,8 +96,7 @@ class Mixture(nn.Module):
         from aotair.hf.experts import serve
 
         super().__init__()
-        kind, own = CONFIGS[name]
-        config = getattr(transformers, f"{kind}Config")(**_SIZES | own | {"num_hidden_layers": layers})
+        config = getattr(transformers, f"{CONFIGS[name][0]}Config")(**_sizes(name, layers))
         torch.manual_seed(seed)
         attention = "eager" if name == "gpt_oss" else "sdpa"
         self.model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixtures import CONFIGS, OWN_FORM, Experts, Mixture, ops, recipe
+from mixtures import CONFIGS, IDS, MASK, OWN_FORM, Experts, Mixture, ops, recipe
 
 import aotair
 import aotair.ops.npu
@@ -34,8 +34,8 @@ SCHEMES = ("int8_dynamic", "int8_weight_only")
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def asked(name: str, scheme: str = "int8_dynamic", device: str = "cpu", dtype: str = "float32", **quantize) -> dict:
-    data = recipe(name) | {"target": {"device": device}, "quantize": {"experts": scheme} | quantize}
+def asked(name: str, scheme: str = "int8_dynamic", device: str = "cpu", dtype: str = "float32", layers=2, **quantize):
+    data = recipe(name, layers=layers) | {"target": {"device": device}, "quantize": {"experts": scheme} | quantize}
     data["model"] |= {"dtype": dtype}
     del data["verify"]
     return data
@@ -137,7 +137,18 @@ def test_the_tensors_are_the_modules_own_and_nothing_else_of_it_is_shared():
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - OWN_FORM))
-def test_every_mixture_builds_with_experts_of_int8(name, tmp_path):
+def test_every_mixture_has_experts_of_int8(name):
+    model, made = done(asked(name))
+    found = {key for key, module in model.named_modules() if isinstance(module, QuantizedExperts)}
+    assert found == set(made.layers) and made.experts == len(found) > 0
+    ids, mask = torch.randint(0, 64, (2, 7)), torch.ones(2, 7, dtype=torch.int64)
+    with torch.no_grad():
+        got, want = model(ids, mask), load_model(job_of(parse_recipe(asked(name))))(ids, mask)
+    assert not torch.equal(got, want) and (got - want).norm() <= 0.1 * want.norm()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])  # with groups of experts, and with biases
+def test_mixtures_build_with_experts_of_int8(name, tmp_path):
     summary = build_with_summary(asked(name), tmp_path / "x.aotair", Listener())
     made = summary.quantised
     assert (made.scheme, made.linears, made.expert_scheme) == (None, 0, "int8_dynamic")
@@ -155,16 +166,18 @@ def test_every_mixture_builds_with_experts_of_int8(name, tmp_path):
 
 
 def test_a_factory_need_not_choose_the_form_of_its_experts(tmp_path):
-    data = asked("mixtral")
+    data = asked("mixtral", layers=1)
     data["model"]["kwargs"] |= {"experts": "eager"}
     path = aotair.build(data, tmp_path / "x.aotair")
     assert "air::grouped_int_mm.out" in ops(path)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name, scheme",
+    [("mixtral", SCHEMES[0]), ("gpt_oss", SCHEMES[0]), ("gpt_oss", SCHEMES[1]), ("deepseek_v3", SCHEMES[1])],
+)
 def test_for_an_npu_experts_are_one_of_its_ops(name, scheme, tmp_path):
-    path = aotair.build(asked(name, scheme, "npu", "float16"), tmp_path / "x.aotair")
+    path = aotair.build(asked(name, scheme, "npu", "float16", layers=1), tmp_path / "x.aotair")
     found = ops(path)
     assert "npu::npu_grouped_matmul" in found and not {op for op in found if op.startswith("air::")}
     assert ("npu::npu_dynamic_quant" in found) == (scheme == "int8_dynamic")
@@ -183,10 +196,12 @@ def of_experts(path: Path) -> list:
 
 @pytest.mark.parametrize("device, dtype, share", [("cpu", "float32", 4), ("cpu", "bfloat16", 2), ("npu", "float16", 2)])
 def test_the_floats_of_experts_are_not_stored(device, dtype, share, tmp_path):
-    floats = asked("mixtral", device=device, dtype=dtype)
-    del floats["quantize"]
+    whole = asked("mixtral", device=device, dtype=dtype, layers=1)
+    # Nothing is padded here: in bfloat16 another number of rows may choose another of two experts that are as good.
+    whole |= {"inputs": {"input_ids": unpadded(IDS), "attention_mask": unpadded(MASK)}, "buckets": {}}
+    floats = {key: part for key, part in whole.items() if key != "quantize"}
     sizes = {}
-    for name, data in (("floats", floats), ("whole", asked("mixtral", device=device, dtype=dtype))):
+    for name, data in (("floats", floats), ("whole", whole)):
         path = aotair.build(data, tmp_path / f"{name}.aotair")
         tensors = safetensors.torch.load_file(path / "weights.safetensors")
         sizes[name] = sum(tensor.nbytes for key, tensor in tensors.items() if re.search(r"experts\.\w+_proj", key))
@@ -200,12 +215,16 @@ def test_the_floats_of_experts_are_not_stored(device, dtype, share, tmp_path):
     assert sizes["whole"] < sizes["floats"] / share * 1.1, "and their scales"
 
 
+def unpadded(spec: dict) -> dict:
+    return {key: part for key, part in spec.items() if key != "pad"} | {"shape": [2, 8]}
+
+
 @pytest.mark.parametrize("device, dtype", [("cpu", "float32"), ("npu", "float16")])
 def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(device, dtype, tmp_path):
     checkpoint = tmp_path / "model.safetensors"
-    other = Mixture("mixtral", seed=1).to(getattr(torch, dtype))
+    other = Mixture("mixtral", seed=1, layers=1).to(getattr(torch, dtype))
     safetensors.torch.save_file(dict(other.state_dict()), checkpoint)
-    data = asked("mixtral", device=device, dtype=dtype)
+    data = asked("mixtral", device=device, dtype=dtype, layers=1)
     model = aotair.load(aotair.build(data, tmp_path / "first.aotair"), device="cpu", enable_output_clone=True)
     data["model"] |= {"weights": str(checkpoint)}
     fresh = aotair.build(data, tmp_path / "second.aotair")
@@ -217,9 +236,9 @@ def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(device, dt
 
 @pytest.mark.parametrize("mesh", [{"ep": 2}, {"tp": 2}, {"tp": 2, "ep": 2}], ids=str)
 def test_ranks_share_out_experts_of_int8(mesh, tmp_path):
-    data = asked("mixtral") | {"mesh": mesh}
+    data = asked("mixtral", layers=1) | {"mesh": mesh}
     shared = build_with_summary(data, tmp_path / "x.aotair", Listener()).shared_out
-    assert shared.styles["expert" if "ep" in mesh else "expert_width"] == 2 and not shared.kept
+    assert shared.styles["expert" if "ep" in mesh else "expert_width"] == 1 and not shared.kept
     assert all(c.dtype == "int8" and c.shard is not None for c in of_experts(tmp_path / "x.aotair"))
 
 
