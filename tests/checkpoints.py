@@ -7,14 +7,14 @@ import tokenizers
 import torch
 import transformers as tf
 
-from benchmarks.decoder_models import seeded
+from benchmarks.decoder_models import DECODERS, seeded
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 VOCABULARY = 300
-__all__ = ["CHAT", "VOCABULARY", "bytewise", "generated", "llama", "seeded", "write_checkpoint"]
+__all__ = ["CHAT", "VOCABULARY", "bytewise", "decoder", "generated", "llama", "seeded", "write_checkpoint"]
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -29,6 +29,18 @@ _SIZES = {
 
 def llama(**changes: Any) -> tf.PretrainedConfig:
     return tf.LlamaConfig(**{**_SIZES, **changes})
+
+
+def decoder(name: str, layers: int = 2) -> tf.PretrainedConfig:
+    """One of DECODERS with its first layers alone: builds of it take time for each layer, and few prove as much."""
+    made = DECODERS[name]()
+    kinds = getattr(made, "layer_types", None)
+    made.num_hidden_layers = layers
+    if kinds is not None:
+        made.layer_types = kinds[:layers]
+    if getattr(made, "mlp_layer_types", None) is not None:
+        made.mlp_layer_types = made.mlp_layer_types[:layers]
+    return made
 
 
 def write_checkpoint(folder: Path, model: torch.nn.Module, tokenizer: bool = True, **options: Any) -> Path:

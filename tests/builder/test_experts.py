@@ -14,7 +14,6 @@ from aotair.hf.experts import experts_forward, serve
 from aotair.ops.experts import combine_tokens, route_tokens
 from aotair_runtime.weights.golden import replay_golden
 
-
 ALIKE = {"mixtral", "olmoe", "qwen3_moe", "granitemoe"}  # their layers are all of one kind
 
 

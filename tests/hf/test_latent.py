@@ -15,21 +15,20 @@ from aotair.hf.caches import Call, Rows
 from aotair.hf.language import LanguageModel
 from aotair.hf.latent import Expansions, attend_gathered
 from aotair_runtime.format.schema import EntryPoint
-from benchmarks.decoder_models import DECODERS
 from examples.generate import generate
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 OP = "air::latent_attention.out"
 
 
-def small(name: str = "DeepseekV3", **changes: Any) -> Any:
-    """One layer's worth of a model with latent attention, seeded."""
+def small(name: str = "DeepseekV3", seed: int = 0, **changes: Any) -> Any:
+    """Two layers of a model with latent attention and without experts, seeded."""
     sizes = {
         "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
         "intermediate_size": 48, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
         "v_head_dim": 10, "first_k_dense_replace": 2, "max_position_embeddings": 64, "pad_token_id": 0,
     }  # fmt: skip
-    return checkpoints.seeded(getattr(tf, f"{name}Config")(**(sizes | changes)))
+    return checkpoints.seeded(getattr(tf, f"{name}Config")(**(sizes | changes)), seed)
 
 
 def recipe(folder: Path, entries: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def test_gathered_latents_round_no_scores(dtype: torch.dtype, error: float):
 
 
 def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):
-    model = checkpoints.seeded(DECODERS["deepseek_v3"]())
+    model = small(vocab_size=256)
     checkpoints.write_checkpoint(tmp_path / "w", model, tokenizer=False)
     path = aotair.build(recipe(tmp_path / "w", ALL), tmp_path / "x.aotair")
     with aotair.load(path, enable_output_clone=True) as served:
@@ -84,7 +83,8 @@ def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):
         places = [tensor.data_ptr() for tensor in served._resident.constants]
         served.load_weights(_other(tmp_path / "other"))
         assert places == [tensor.data_ptr() for tensor in served._resident.constants]
-        fresh = aotair.build(recipe(tmp_path / "other", ALL), tmp_path / "fresh.aotair")
+        both = {name: ALL[name] for name in ("prefill", "decode")}
+        fresh = aotair.build(recipe(tmp_path / "other", both), tmp_path / "fresh.aotair")
         with aotair.load(fresh, enable_output_clone=True) as beside:
             assert torch.equal(_steps(served), _steps(beside))
         other = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "other").eval()
@@ -100,7 +100,7 @@ def _steps(served: aotair.Model) -> torch.Tensor:
 
 
 def _other(folder: Path) -> Path:
-    return checkpoints.write_checkpoint(folder, checkpoints.seeded(DECODERS["deepseek_v3"](), 7), tokenizer=False)
+    return checkpoints.write_checkpoint(folder, small(seed=7, vocab_size=256), tokenizer=False)
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "gathered"])

@@ -13,7 +13,6 @@ from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
 from aotair.recipe.read import completed, parse_recipe
 from aotair_runtime.artifact.open import read_program
-from benchmarks.decoder_models import DECODERS
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 ATTENTION = "npu::npu_fused_infer_attention_score"
@@ -81,8 +80,10 @@ def latent() -> tf.PretrainedConfig:
 
 
 def test_latents_are_read_in_their_blocks(tmp_path: Path):
-    model = written(tmp_path / "w", latent())
-    path = aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair")
+    model, asked = written(tmp_path / "w", latent()), recipe(tmp_path / "w")
+    for entry in asked["entry_points"].values():
+        entry["buckets"]["batch"] = [2]
+    path = aotair.build(asked, tmp_path / "x.aotair")
     with aotair.load(path, device="cpu", enable_output_clone=True) as served:
         assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
         for bucket in served.decode.spec.buckets:
@@ -111,10 +112,11 @@ def lifted(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), ("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
 def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(name: str, mesh: dict[str, int], tmp_path: Path):
-    written(tmp_path / "w", DECODERS[name]())
+    written(tmp_path / "w", checkpoints.decoder(name))
     plain = recipe(tmp_path / "w", "float32", cache="static", slots=2)
     del plain["model"]["kwargs"]["block"]
-    whole = aotair.build(plain, tmp_path / "whole.aotair")
-    shared = aotair.build(plain | {"mesh": mesh}, tmp_path / "shared.aotair")
-    assert lifted(shared) == lifted(whole) and {"npu::npu_rotary_mul", "npu::npu_rms_norm"} <= set(lifted(whole))
-    assert ("npu::npu_moe_init_routing_v2" in lifted(whole)) == (name == "qwen3_moe")
+    plain["entry_points"] = {"decode": {"buckets": {"batch": [2]}}}
+    whole = lifted(aotair.build(plain, tmp_path / "whole.aotair"))
+    shared = lifted(aotair.build(plain | {"mesh": mesh}, tmp_path / "shared.aotair"))
+    assert shared == whole and {"npu::npu_rotary_mul", "npu::npu_rms_norm"} <= set(whole)
+    assert ("npu::npu_moe_init_routing_v2" in whole) == (name == "qwen3_moe")
