@@ -15,7 +15,7 @@ STEP = st.one_of(
     ]
 )
 STEPS = st.lists(STEP, min_size=2, max_size=18)
-DEFAULT, PARTS = 120, 4  # graphs; tests that share them, and that workers may take apart
+DEFAULT, PARTS = 40, 4  # graphs; tests that share them, and that workers may take apart
 
 # What was once wrong.
 FOUND = {
@@ -78,5 +78,5 @@ def test_random_graphs_on_several_streams(request):
 
 def test_the_generator_makes_something():
     """Most lists are graphs that the line takes, and they hold what the passes look for."""
-    answers = [fuzz.check(fuzz.random_steps(seed)) for seed in range(30)]
-    assert answers.count("") >= 25
+    answers = [fuzz.check(fuzz.random_steps(seed)) for seed in range(12)]
+    assert answers.count("") >= 10
