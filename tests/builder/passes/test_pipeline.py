@@ -1,5 +1,7 @@
 """The pipeline: its order, what switches passes off, where it stops, and rules over composites that are apart."""
 
+import copy
+import functools
 import logging
 from dataclasses import replace
 
@@ -114,15 +116,16 @@ def test_passes_over_buckets_are_counted_stopped_and_limited(tmp_path):
     assert build(tmp_path, "remove_cat_ops")[1] == whole
 
 
-def ran(stop_after, name="encoder") -> list[str]:
-    from aotair.export.export import export
-    from aotair.model.load import load_model
-    from aotair.recipe.job import job_of
-    from aotair.recipe.read import parse_recipe
+@functools.cache
+def exported_encoder() -> torch.fx.GraphModule:
+    parsed = job_of(parse_recipe(ENCODER))
+    return export(load_model(parsed), parsed.entries[0]).module
 
-    parsed = job_of(parse_recipe(RECIPES[name]))
-    exported, observer = export(load_model(parsed), parsed.entries[0]), Observer(Target("cpu"))
-    apply(exported.module, parsed.config, observer, stop_after)
+
+def ran(stop_after) -> list[str]:
+    """The names of the passes that ran over a graph of the encoder, up to where it stops."""
+    observer = Observer(Target("cpu"))
+    apply(copy.deepcopy(exported_encoder()), job_of(parse_recipe(ENCODER)).config, observer, stop_after)
     return [record.name for record in observer.records]
 
 
