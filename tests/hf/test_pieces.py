@@ -15,7 +15,6 @@ from aotair_runtime.artifact.checkpoint import open_checkpoint
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import WeightsError
 from aotair_runtime.format.schema import Joined
-from benchmarks.decoder_models import DECODERS
 from examples.generate import generate
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
@@ -25,7 +24,7 @@ PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 def test_the_next_checkpoint_as_it_was_saved(name: str, tmp_path: Path):
     """Experts apart, routers and heads under other names: outputs are those of the model that was saved."""
     for number, folder in enumerate(("first", "next")):
-        checkpoints.seeded(DECODERS[name](), seed=number).save_pretrained(tmp_path / folder)
+        checkpoints.seeded(checkpoints.decoder(name), seed=number).save_pretrained(tmp_path / folder)
     path = aotair.build(
         {
             "name": name,
