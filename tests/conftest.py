@@ -33,7 +33,7 @@ torch.set_num_threads(1)  # small models gain nothing from threads, and lose muc
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the new text into the golden files")
-    parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [120, on the simulated NPU 80]")
+    parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [by the test, 10 to 200]")
     parser.addoption("--sequences", type=int, help="random sequences of calls to try  [300, on the simulated NPU 60]")
     parser.addoption("--faults", action="store_true", help="plant every fault in every model  [some in some]")
     parser.addoption("--browser", action="store_true", help="open the pages of reports in Chromium  [not at all]")
