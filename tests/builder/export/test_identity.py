@@ -214,7 +214,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.parametrize("share", [True, False])
 def test_random_models_are_written_as_they_are_read(share, tmp_path):
-    for seed in range(12):
+    for seed in range(6):
         given = entries("Mixed", "a", "b")
         given["model"] |= {"kwargs": {"seed": seed}, "share_equal_weights": share}
         original, x = Mixed(seed), torch.randn(3, 3)
