@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aotair_runtime.devices import groups
-from aotair_runtime.format.mesh import again, part_of
+from aotair_runtime.format.mesh import again, part_of, within
 from aotair_runtime.format.schema import Axis, Joined, Shard
 
 from ..errors import ModelError
@@ -54,6 +54,14 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             expected="a model of transformers with a plan of its own, or parallel: {PATTERN: STYLE}",
             got=type(model).__name__,
         )
+    if isinstance(parallel, str) and _has_stages(mesh) and not any(one.style == STAGES for one in plan):
+        raise ModelError(
+            "mesh: pp is for layers in stages, and the model has no list of layers",
+            where=where,
+            expected="a ModuleList or Sequential with two layers or more",
+            got=type(model).__name__,
+            fix="leave out pp, or name the list: parallel: {PATTERN: stages}",
+        )
     own = _copied(model)
     splitter = _Splitter(own, model, mesh, where)
     splitter.share_out([one for one in plan if one.style != STAGES])
@@ -69,6 +77,10 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
         )
     splitter.cut_states()
     return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages)
+
+
+def _has_stages(mesh: Sequence[Axis]) -> bool:
+    return any(axis.name == "pp" for axis in mesh)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -214,9 +226,8 @@ class _Splitter:
         for name, part in self.parts.items():
             if name not in self.stages:
                 found[name] = part
-            elif (cut := part.shard.again) is not None:
-                first = part.whole.chunk(part.shard.parts)[0]
-                found[name] = Part(first, Shard(cut.axis, cut.dim, cut.parts, cut.blocks))
+            elif (shard := within(part.shard)) is not None:
+                found[name] = Part(part.whole.chunk(part.shard.parts)[0], shard)
         return found
 
 

@@ -159,7 +159,7 @@ def _other_setting(one: nn.Module, other: nn.Module, numbers: tuple[int, int]) -
         if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor):
             same = pair[0].shape == pair[1].shape and same_bytes(pair)
         elif isinstance(pair[0], (bool, int, float, str, tuple, list, type(None))):
-            same = pair[0] == pair[1] or pair == numbers
+            same = pair[0] == pair[1] or (type(pair[0]) is int and pair == numbers)
         else:
             same = type(pair[0]) is type(pair[1])
         if not same:

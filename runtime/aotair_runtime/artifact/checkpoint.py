@@ -78,6 +78,19 @@ class Checkpoint:
         with _opened(stored.file) as handle:
             return _tensor(handle, stored)
 
+    def piece(self, name: str, number: int, count: int) -> torch.Tensor | None:
+        """That one of `count` equal parts of a tensor along its first dimension, where each is a piece of its own; the
+        others are not read then."""
+        stored = self.tensors[name]
+        pieces = stored.pieces[0] if stored.pieces and not stored.stacked else ()
+        if len(pieces) != count or len({piece.shape for piece in pieces}) > 1:
+            return None
+        own = pieces[number]
+        if own.pieces:
+            return _joined(own)
+        with _opened(own.file) as handle:
+            return _tensor(handle, own)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of all files. Raises WeightsError."""

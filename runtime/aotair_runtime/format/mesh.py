@@ -78,6 +78,12 @@ def again(shard: Shard, cut: Cut) -> Shard:
     return replace(shard, again=Cut(cut.axis, cut.dim, cut.parts, cut.blocks))
 
 
+def within(shard: Shard) -> Shard | None:
+    """How one of the parts is cut again, if it is."""
+    cut = shard.again
+    return None if cut is None else Shard(cut.axis, cut.dim, cut.parts, cut.blocks)
+
+
 def parts_of(shard: Shard) -> int:
     """How many parts there are in all."""
     return math.prod(cut.parts for cut in cuts_of(shard))

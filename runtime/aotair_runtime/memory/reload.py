@@ -1,9 +1,12 @@
 """How much memory of the host does it take to give a loaded model other weights?"""
 
+import math
 from collections.abc import Container, Mapping
 
+from ..format.mesh import whole_shape
 from ..format.prologue import tensors
 from ..format.schema import Program
+from ..format.torch_names import dtype
 from .sizes import fresh_bytes, tensor_bytes
 
 
@@ -18,7 +21,22 @@ def reload_bytes(program: Program, mapped: Container[int], packed: Mapping[int, 
     states = [program.constants[state.constant] for state in program.state]
     kept = sum(map(tensor_bytes, (*written, *states)))
     own = sum(tensor_bytes(c) for n, c in enumerate(program.constants) if n in mapped and c.kind != "fixed")
-    return kept + own + max([*map(tensor_bytes, written), *_parts(program), *packed.values()], default=0)
+    largest = [*map(tensor_bytes, written), *_put_together(program), *_parts(program), *packed.values()]
+    return kept + own + max(largest, default=0)
+
+
+def _put_together(program: Program) -> list[int]:
+    """What tensors of a checkpoint take that are made of pieces, of which a rank takes its part then: the whole, or
+    where each stage's is apart, that of its stage."""
+    pieces = {item.name: 0 if item.count else len(item.pieces) for item in program.joined}
+    found = []
+    for constant in tensors(program):
+        for name in (name for group in constant.names for name in group if name in pieces):
+            shard = constant.shard
+            apart = shard.parts if shard is not None and (shard.dim, pieces[name]) == (0, shard.parts) else 1
+            whole = math.prod(whole_shape(constant)) * dtype(constant.dtype).itemsize
+            found.append(whole // apart + (0 if shard is None else tensor_bytes(constant)))
+    return found
 
 
 def _parts(program: Program) -> list[int]:

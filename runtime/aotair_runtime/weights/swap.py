@@ -17,7 +17,7 @@ from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
 from ..errors import MalformedError, WeightsError
 from ..format.joined import piece_names
-from ..format.mesh import of_rank, whole_shape
+from ..format.mesh import of_rank, part_number, parts_of, whole_shape, within
 from ..format.prologue import follows_from, tensors
 from ..format.schema import Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
@@ -273,14 +273,25 @@ def _values(
         constant = there[number]
         if number not in chosen:
             return constants[number].cpu()  # no checkpoint has it, so it stays what it is
-        whole = checkpoint.tensor(chosen[number][0])
-        return of_rank(whole, constant, program.mesh, artifact.rank).to(dtype(constant.dtype))
+        own = _own_part(artifact, constant, checkpoint, chosen[number][0])
+        return own.to(dtype(constant.dtype))
 
     for number in chosen:
         if number < len(program.constants):
             yield number, read(number)
     for part in program.prologue.parts:
         yield from made_by(program, part, ops, read).items()
+
+
+def _own_part(artifact: Artifact, constant: Constant, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """What this rank has of a tensor. Where a checkpoint has what each stage has apart, that of others is not read."""
+    mesh, shard = artifact.program.mesh, constant.shard
+    if shard is not None and shard.dim == 0 and shard.blocks == 1:
+        number = part_number(shard, mesh, artifact.rank) * shard.parts // parts_of(shard)
+        piece = checkpoint.piece(name, number, shard.parts)
+        if piece is not None:
+            return of_rank(piece, replace(constant, shard=within(shard)), mesh, artifact.rank)
+    return of_rank(checkpoint.tensor(name), constant, mesh, artifact.rank)
 
 
 # ---- golden --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Layers in stages: what each rank has, that the numbers are the whole model's, other weights, and what is refused."""
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from aotair.prove.together import AllRanks
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener
+from aotair_runtime.artifact import checkpoint
 from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import WeightsError
@@ -108,6 +110,31 @@ def test_the_whole_models_checkpoint_goes_to_all_stages(tmp_path: Path):
             on_all(ranks, lambda model: model.load_weights(tmp_path / "lacking.safetensors"))
 
 
+def test_a_rank_reads_the_pieces_of_its_own_stage_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = aotair.build(asked({"pp": 2}), tmp_path / "a.aotair")
+    safetensors.torch.save_file(dict(Deep().state_dict()), tmp_path / "other.safetensors")
+    read: dict[int, set[str]] = {0: set(), 1: set()}
+    tensor = checkpoint._tensor
+
+    def watched(handle, stored):
+        read[int(threading.current_thread().name)].add(stored.name)
+        return tensor(handle, stored)
+
+    monkeypatch.setattr(checkpoint, "_tensor", watched)
+
+    def load(model):
+        threading.current_thread().name = str(model.artifact.rank)
+        model.load_weights(tmp_path / "other.safetensors")
+
+    with on_host(path) as ranks:
+        on_all(ranks, load)
+    for rank, names in read.items():
+        assert {name.split(".")[1] for name in names if name.startswith("layers.")} == {
+            str(2 * rank),
+            str(2 * rank + 1),
+        }
+
+
 def on_all(ranks: AllRanks, run):
     """On all ranks, which are threads, at the same time."""
     with ThreadPoolExecutor(len(ranks.models)) as threads:
@@ -163,6 +190,9 @@ def test_what_makes_no_stages_is_refused_with_the_reason():
     tied = Deep(2)
     tied.layers[1].up.weight = tied.layers[0].up.weight
     assert refused(tied) == "layers.1.up.weight, which is tied to another tensor"
+    flag = Deep(2)
+    flag.layers[0].wide, flag.layers[1].wide = False, True  # which are no numbers of layers
+    assert refused(flag) == "the layers 0 and 1 differ in wide"
     number = Deep(2)
     for layer in number.layers:
         layer.factor = torch.nn.Parameter(torch.tensor(2.0))
@@ -173,6 +203,15 @@ def test_a_style_for_one_of_the_stages_alone_is_refused():
     with pytest.raises(ModelError, match="not every stage has weight cut alike"):
         styles = {"layers": "stages", "layers.0.up": "colwise", "layers.0.down": "rowwise"}
         split(Deep(), (Axis("pp", 2), Axis("tp", 2)), styles, "here")
+
+
+def test_stages_of_a_model_without_layers_are_refused():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    with pytest.raises(ModelError, match="nothing of the model is shared out"):
+        split(model, (Axis("pp", 2),), "auto", "here")
+    model._tp_plan = {"a": "colwise_gather_output"}
+    with pytest.raises(ModelError, match="has no list of layers"):
+        split(model, (Axis("pp", 2),), "auto", "here")
 
 
 def test_a_sequential_of_one_layer_a_stage(tmp_path: Path):
