@@ -243,6 +243,8 @@ def _begun(
     target = Path(out) if out is not None else Path(f"{asked.recipe.name}.aotair")
     with contextlib.ExitStack() as stack:
         stack.enter_context(importing_from(asked.recipe.folder))
+        if torch.get_default_device().type != "cpu":  # the caller's, and a build has no device but the CPU
+            stack.enter_context(torch.device("cpu"))
         place = _Place(target, stack.enter_context(written_aside(target))) if write else None
         with clock.stage("model"):
             job = job_of(asked.recipe, given=asked.model, config=asked.config)

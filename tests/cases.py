@@ -143,3 +143,18 @@ NOTEBOOK = {
         },
     },
 }
+
+
+def notes(writers: int = 4, spare: bool = True, **kwargs: object) -> dict:
+    """A model whose states hold something for each of some writers, and where calls are padded for one more."""
+    padded = {"pad": writers} if spare else {}
+    return recipe(
+        "Notes",
+        {
+            "x": {"shape": ["n", 4], "dtype": "float32", "pad": 0},
+            "at": {"shape": ["n"], "dtype": "int64", "range": [0, 4], "pad": 0},
+            "slots": {"shape": ["n"], "dtype": "int64", "range": [0, writers], "distinct": True} | padded,
+        },
+        {"n": [1, 4]},
+        kwargs={"writers": writers, **kwargs},
+    )

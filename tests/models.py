@@ -402,6 +402,29 @@ class Notebook(nn.Module):
         return self.linear(query) @ self.pages.T
 
 
+class Notes(nn.Module):
+    """What some writers have written so far: of each a page of `length` rows, and what the last row was. After those of
+    all writers there is a page that stays empty."""
+
+    def __init__(self, writers: int = 4, length: int = 6, pages: str = "float32"):
+        super().__init__()
+        dtype = getattr(torch, pages)
+        self.writers, self.length = writers, length
+        self.register_buffer("pages", torch.zeros((writers + 1) * length, 4, dtype=dtype), persistent=False)
+        self.register_buffer("last", torch.zeros(writers + 1, 4), persistent=False)
+
+    def forward(self, x, at, slots):
+        real = (slots < self.writers).unsqueeze(1)
+        places = slots * self.length + at
+        kept = self.pages.index_select(0, places)
+        self.pages.index_copy_(0, places, torch.where(real, x.to(kept.dtype), kept))
+        before = self.last.index_select(0, slots)
+        moved = before * 0.5 + x
+        self.last.index_copy_(0, slots, torch.where(real, moved, before))
+        own = self.pages.view(-1, self.length, 4).index_select(0, slots).float()
+        return own.sum(1) + moved
+
+
 def forget_the_query(gm, example_inputs, config) -> None:
     """A pass that makes the reader's products with what it read, and not with the query."""
     for node in gm.graph.nodes:

@@ -8,10 +8,12 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 import aotair_runtime as aotair
 from aotair_runtime.errors import AotairError, OutputHeldWarning
+from aotair_runtime.handover import place_of
 from aotair_runtime.weights.golden import replay_golden
 
 RANK = int(os.environ.get("RANK", 0))
@@ -73,6 +75,22 @@ def reloads(folder: Path, artifact: str, other: str, broken: str) -> object:
         stayed = places == [tensor.data_ptr() for tensor in model._resident.constants]
         captures = model.stats().captures
     return {"before": before, "after": after, "failed": failed, "kept": kept, "stayed": stayed, "captures": captures}
+
+
+def hands_over(folder: Path, artifact: str) -> object:
+    """States through a file to a model that is loaded later; and those of the other rank."""
+    files = [folder / f"states{rank}.safetensors" for rank in (RANK, 1 - RANK)]
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+        fresh = model(ids(2, 4)).tolist()
+        model(ids(1, 4))
+        safetensors.torch.save_file(model.export_state([0], parts=1), files[0])
+        want = model(ids(2, 4)).tolist()
+        place = place_of(model.program, model.rank)
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:  # once all have written
+        other = refused(lambda: model.import_state(safetensors.torch.load_file(files[1]), [0], parts=1))
+        model.import_state(safetensors.torch.load_file(files[0]), [0], parts=1)
+        got = model(ids(2, 4)).tolist()
+    return {"fresh": fresh, "want": want, "got": got, "place": place, "refused": other}
 
 
 def meets(folder: Path, *artifacts: str) -> object:

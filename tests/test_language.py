@@ -1,10 +1,13 @@
 """Language models of others, prefill and decode from one artifact: the tokens that transformers generates."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from cases import ROOT
 from nodes import Node
@@ -80,6 +83,44 @@ def test_the_logits_of_each_step(dtype: str, atol: float, node: Node, language, 
                 positions = positions + 1
     for got, want in pairs:
         torch.testing.assert_close(got, want, atol=atol, rtol=0)
+
+
+PREFILLS = """
+import sys, safetensors.torch, torch
+import aotair_runtime as aotair
+from examples.generate import some_prompts
+
+artifact, file, *lengths = sys.argv[1:]
+prompts = some_prompts(512, [int(length) for length in lengths])
+longest = max(map(len, prompts))
+ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+mask = torch.tensor([[1] * len(prompt) + [0] * (longest - len(prompt)) for prompt in prompts])
+with aotair.load(artifact) as model:
+    tokens = model.prefill(ids, mask, torch.arange(len(prompts))).argmax(-1)
+    states = model.export_state(range(len(prompts)), rows=longest)
+safetensors.torch.save_file(states | {"tokens": tokens}, file)
+"""
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_one_process_prefills_and_another_goes_on(name: str, node: Node, language, reference, tmp_path: Path):
+    """The first on the CPU, the second on each device, in other slots."""
+    lengths, file = (3, 17, 5), tmp_path / "states.safetensors"
+    command = [sys.executable, "-c", PREFILLS, language(name, "cpu", "float32"), file, *map(str, lengths)]
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, timeout=300)
+    with torch.device("cpu"):
+        states = safetensors.torch.load_file(file)
+        found = [states.pop("tokens")]
+        positions, slots = torch.tensor(lengths), torch.tensor([7, 2, 4])
+        with aotair.load(language(name, node.kind, "float32"), device=node.kind) as model:
+            model.import_state(states, slots.tolist())
+            for _ in range(TOKENS - 1):
+                inputs = (tensor.to(model.device) for tensor in (found[-1], positions, slots))
+                found.append(model.decode(*inputs).argmax(-1).cpu())
+                positions = positions + 1
+        want = transformers_generate(reference(name).model, some_prompts(512, lengths), TOKENS)
+    assert torch.stack(found, 1).tolist() == want
 
 
 def test_prefill_and_decode_share_one_arena_and_their_weights(language):

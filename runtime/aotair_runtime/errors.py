@@ -144,6 +144,10 @@ class SnapshotError(AotairError):
     """A snapshot of a call cannot be written or read, or is of another model."""
 
 
+class HandoverError(AotairError):
+    """States that another model has exported do not fit this one; its own are what they were."""
+
+
 class ClosedError(AotairError, RuntimeError):
     """The model was closed."""
 

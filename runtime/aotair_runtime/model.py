@@ -32,6 +32,7 @@ from .format.limits import MOST_PROGRAM_BYTES
 from .format.mesh import mesh_text
 from .format.schema import PROGRAM_FILE, Bucket, EntryPoint, Program
 from .format.sizes import describe, shape_text
+from .handover import checked, taken
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
@@ -299,6 +300,42 @@ class Model:
             pool.enter()
             for state, tensor in zip(self.program.state, self._resident.states):
                 tensor.copy_(self._resident.constants[state.constant])
+
+    def export_state(
+        self, slots: Sequence[int], *, rows: int | None = None, parts: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """What the states hold for some sequences, to go on with them in another process: copies on the host, with
+        `import_state` there. Nothing of the model changes.
+
+        `slots`: which slots of the states (of a paged cache which blocks), in the order in which they are handed over.
+        A state of shape (n, …) is n / parts rows for each slot, one slot after the other; in the dictionary it is
+        `state.NAME`, (slots, rows, …), in its own dtype. `rows`: only so many first rows of each slot (of a cache:
+        tokens), which is all of those states that have fewer; by default all. `parts`: into how many slots the states
+        are divided; by default as many as the recipe's range of the input `slots` or `block_table` has, and the spare
+        one where that input pads. `about` (bytes) says the rest.
+
+        Weights are not in it: both models have to have equal ones, which nothing checks. Of an artifact for several
+        ranks each rank exports its own part. Raises ArgumentError.
+        """
+        self._refuse_closed()
+        with self._alone():
+            return taken(self.program, self.state, slots, rows, parts, self.rank)
+
+    def import_state(
+        self, exported: Mapping[str, torch.Tensor], slots: Sequence[int], *, parts: int | None = None
+    ) -> None:
+        """Write what `export_state` of a model with equal weights gave into these slots, in that order; they may be
+        others than there. Where it gave all rows of each slot, slots here have to be as long; where it gave `rows`, at
+        least so long, and what lies behind them stays.
+
+        All is checked before a byte is written. Raises ArgumentError for the slots, HandoverError where names, dtypes
+        or shapes are not those of this model's states, or where they are of a rank at another place of a mesh.
+        """
+        self._refuse_closed()
+        with self._alone():
+            for place, value in checked(self.program, self.state, exported, slots, parts, self.rank):
+                place.copy_(value)
+            self._parts.device.synchronize()
 
     def load_weights(
         self,

@@ -130,6 +130,13 @@ def test_every_description_is_built(kind, tmp_path):
         torch.testing.assert_close(model(torch.ones(2, 4)), want)
 
 
+def test_a_default_device_of_the_callers_changes_nothing(built, tmp_path):
+    with torch.device("meta"):
+        path = aotair.build(RECIPES["encoder"], tmp_path / "a.aotair")
+    for name in ("program.msgpack", "weights.safetensors", "golden.safetensors"):
+        assert (path / name).read_bytes() == (built("encoder") / name).read_bytes()
+
+
 def test_without_a_place_it_is_the_name_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert aotair.build(model=DOUBLE, name="mine", **PARTS) == Path("mine.aotair")

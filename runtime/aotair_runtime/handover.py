@@ -1,0 +1,188 @@
+"""How are the states of some sequences handed from one model to another, in another process or on another node?
+
+What is handed over is a dictionary of tensors on the host, which safetensors, torch.distributed, shared memory or
+anything else may carry: `state.NAME`, (slots, rows, …), for each state, and `about`, bytes of JSON that say what they
+are of. There is no pickle, and a dictionary of somebody else's is checked before anything of it is written.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .errors import ArgumentError, HandoverError
+from .format.mesh import coordinates, spoken_axes
+from .format.schema import Program
+
+VERSION = 1
+_STATE, _ABOUT = "state.", "about"
+_PLACES = ("slots", "block_table")  # the inputs that say where sequences lie, as the task text-generation calls them
+_MOST_ABOUT, _MOST_SLOTS = 1 << 10, 1 << 31
+_MALFORMED = "what it says of itself is malformed"
+
+
+@dataclass(frozen=True)
+class Division:
+    """Into how many equal `parts` each state is divided along its first dimension; the first `usable` of them may hold
+    a sequence, and one after them, if any, is nobody's."""
+
+    parts: int
+    usable: int
+
+
+@dataclass(frozen=True)
+class _About:
+    """`whole`: all rows of each slot are there, not the first of them alone. `place`: of the rank in its mesh."""
+
+    whole: bool
+    place: str
+
+
+def division(program: Program, parts: int | None) -> Division:
+    """What the caller says, or else what the program's inputs `slots` or `block_table` may hold. Raises
+    ArgumentError."""
+    if not program.state:
+        raise ArgumentError("this model has no states", fix="hand over those of a model that keeps some")
+    if parts is not None:
+        if type(parts) is not int or parts < 1:
+            raise ArgumentError("parts is no number of parts", expected="an int from 1 on", got=repr(parts)[:80])
+        return Division(parts, parts)
+    for entry in program.entry_points:
+        for one in entry.inputs:
+            most = one.value_range[-1] if one.name in _PLACES and one.value_range else 0
+            if 1 <= most < _MOST_SLOTS:
+                return Division(int(most) + (one.pad is not None), int(most))
+    raise ArgumentError(
+        "nothing says into how many slots the states are divided",
+        expected=f"an input {' or '.join(_PLACES)} with a range in the recipe",
+        fix="say it: parts=, the number of equal parts along the first dimension of each state",
+    )
+
+
+def taken(
+    program: Program,
+    states: Mapping[str, torch.Tensor],
+    slots: Sequence[int],
+    rows: int | None,
+    parts: int | None,
+    rank: int,
+) -> dict[str, torch.Tensor]:
+    """Copies of what these slots hold, on the host. Raises ArgumentError."""
+    places = _slots(slots, division(program, parts))
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ArgumentError("rows is no number of rows", expected="an int from 1 on", got=repr(rows)[:80])
+    divided = _divided(states, division(program, parts))
+    said = {"version": VERSION, "whole": rows is None, "place": place_of(program, rank)}
+    found = {_ABOUT: torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)}
+    for name, state in divided.items():
+        found[_STATE + name] = torch.stack([state[slot, :rows] for slot in places]).to("cpu")
+    return found
+
+
+def checked(
+    program: Program,
+    states: Mapping[str, torch.Tensor],
+    given: Mapping[str, torch.Tensor],
+    slots: Sequence[int],
+    parts: int | None,
+    rank: int,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Where to write, and what: pairs of views of the states, one for each slot, and of what was given. Raises
+    ArgumentError for slots, HandoverError for what does not fit the model."""
+    places = _slots(slots, division(program, parts))
+    if not isinstance(given, Mapping) or not all(isinstance(one, torch.Tensor) for one in given.values()):
+        raise ArgumentError(
+            "import_state takes what export_state gave", expected="a dict of tensors", got=type(given).__name__
+        )
+    about = _about(given.get(_ABOUT))
+    mine = place_of(program, rank)
+    if about.place != mine:
+        raise HandoverError(
+            "these are states of another rank, or of another mesh",
+            expected=mine or "a model of one rank",
+            got=about.place or "a model of one rank",
+            fix="give each rank what the rank at its place in an equal mesh has exported",
+        )
+    divided = _divided(states, division(program, parts))
+    if (names := {_STATE + name for name in divided} | {_ABOUT}) != given.keys():
+        differing = sorted(names ^ given.keys(), key=str)
+        raise HandoverError(
+            "these are states of another model", expected=_some(names), got=f"{ascii(differing[0])[:80]} in one of both"
+        )
+    pairs = []
+    for name, state in divided.items():
+        one = given[_STATE + name]
+        _refuse_misfit(name, one, state, len(places), about.whole)
+        pairs += [(state[slot, : one.shape[1]], one.detach()[number]) for number, slot in enumerate(places)]
+    return pairs
+
+
+def place_of(program: Program, rank: int) -> str:
+    """Where a rank lies along the axes on which what ranks hold differs: `tp 0 of 2`; empty: nothing differs."""
+    axes, at = spoken_axes(program), coordinates(program.mesh, rank)
+    return ", ".join(f"{program.mesh[n].name} {at[n]} of {program.mesh[n].size}" for n in sorted(axes))
+
+
+def _slots(slots: Sequence[int], among: Division) -> list[int]:
+    expected = f"different numbers from 0 to {among.usable - 1}"
+    if isinstance(slots, (str, bytes)) or not isinstance(slots, Sequence) or not slots:
+        raise ArgumentError("slots is no list of slots", expected=expected, got=repr(slots)[:80])
+    if any(type(slot) is not int or not 0 <= slot < among.usable for slot in slots) or len({*slots}) != len(slots):
+        raise ArgumentError("slots that the states do not have", expected=expected, got=repr(slots)[:80])
+    return list(slots)
+
+
+def _divided(states: Mapping[str, torch.Tensor], among: Division) -> dict[str, torch.Tensor]:
+    """Views of the states, (parts, rows, …)."""
+    for name, state in states.items():
+        if not state.dim() or state.shape[0] % among.parts:
+            raise ArgumentError(
+                f"the state {name} cannot be divided into {among.parts} slots",
+                expected=f"a first dimension that {among.parts} divides",
+                got=str(tuple(state.shape)),
+                fix="say how it is divided: parts=",
+            )
+    return {name: state.unflatten(0, (among.parts, -1)) for name, state in states.items()}
+
+
+def _refuse_misfit(name: str, given: torch.Tensor, state: torch.Tensor, slots: int, whole: bool) -> None:
+    """Raises HandoverError where what was given for a state is not so many slots of it."""
+    rows = given.shape[1] if given.dim() > 1 else 0
+    fits = rows == state.shape[1] if whole else 0 < rows <= state.shape[1]
+    if fits and _has_values(given) and given.dtype == state.dtype and given.shape == (slots, rows, *state.shape[2:]):
+        return
+    most = f"{state.shape[1]}" if whole else f"1 to {state.shape[1]}"
+    raise HandoverError(
+        f"the state {name} does not fit",
+        expected=f"{state.dtype}, {slots} slots of {most} rows, each of {tuple(state.shape[2:])}",
+        got=f"{given.dtype}, {tuple(given.shape)}"[:200],
+        fix="export fewer rows (rows=) where slots are shorter here" if whole else "",
+    )
+
+
+def _about(stored: torch.Tensor | None) -> _About:
+    """What the tensor `about` says. Raises HandoverError."""
+    if stored is None:
+        raise HandoverError("this is nothing that export_state gave", expected="a tensor 'about'")
+    if stored.dtype != torch.uint8 or stored.dim() != 1 or stored.numel() > _MOST_ABOUT or not _has_values(stored):
+        raise HandoverError(_MALFORMED, expected="bytes of JSON")
+    try:
+        found = json.loads(bytes(stored.tolist()).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise HandoverError(_MALFORMED, got=str(error)[:80]) from error
+    if not isinstance(found, dict) or type(found.get("version")) is not int or found["version"] != VERSION:
+        got = ascii(found.get("version"))[:20] if isinstance(found, dict) else "no object"
+        raise HandoverError("states of another version", expected=str(VERSION), got=got)
+    whole, place = found.get("whole"), found.get("place")
+    if type(whole) is not bool or type(place) is not str:
+        raise HandoverError(_MALFORMED, expected="whole: bool, place: str", got=ascii(found)[:80])
+    return _About(whole, place)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_meta
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names))[:200]
