@@ -76,7 +76,10 @@ def taken(
     said = {"version": VERSION, "whole": rows is None, "place": place_of(program, rank)}
     found = {_ABOUT: torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)}
     for name, state in divided.items():
-        found[_STATE + name] = torch.stack([state[slot, :rows] for slot in places]).to("cpu")
+        held = [state[slot, :rows] for slot in places]
+        found[_STATE + name] = copies = torch.empty((len(places), *held[0].shape), dtype=state.dtype, device="cpu")
+        for copy, part in zip(copies, held, strict=True):
+            copy.copy_(part)
     return found
 
 
