@@ -28,7 +28,7 @@ ORDER = {
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "ranks",
-        "capture", "call", "weights", "report", "profile", "snapshot", "model", "metrics", "fitness", "__init__",
+        "capture", "call", "weights", "report", "profile", "snapshot", "handover", "model", "metrics", "fitness", "__init__",
     ],
 }  # fmt: skip
 
