@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import prometheus_client as prometheus
 import uvicorn
@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import aotair
+from aotair.serving.engine import Engine, Request
+from aotair.serving.streams import Heard, events, submitted, tokens_of
 from aotair_runtime.metrics import prometheus_text
-
-from .engine import Engine, Request
 
 MOST_WAITING = 256
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -64,14 +64,14 @@ def make_app(model: aotair.Model) -> Starlette:
                 raise ValueError("prompt is a list of token ids, max_tokens a number")
             if engine.waiting >= MOST_WAITING:
                 return _refused(metrics, 503, "too many requests wait")
-            request, tokens = _submitted(engine, prompt, most)
+            request, tokens = submitted(engine, prompt, most)
         except RuntimeError as error:
             return _refused(metrics, 503, str(error))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return _refused(metrics, 400, f"{type(error).__name__}: {error}")
         answers = _answers(request, tokens, metrics)
         if stream:
-            return StreamingResponse(_events(answers), media_type="text/event-stream")
+            return StreamingResponse(events(answers), media_type="text/event-stream")
         try:
             return JSONResponse({"tokens": [token async for token in answers]})
         except RuntimeError as error:
@@ -97,51 +97,27 @@ def make_app(model: aotair.Model) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def _submitted(engine: Engine, prompt: list[int], most: int) -> tuple[Request, asyncio.Queue]:
-    loop, tokens = asyncio.get_running_loop(), asyncio.Queue()
-
-    def deliver(token: int | Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever listened
-            loop.call_soon_threadsafe(tokens.put_nowait, token)
-
-    request = Request(prompt, most, deliver)
-    engine.submit(request)
-    return request, tokens
-
-
 def _refused(metrics: Metrics, status: int, why: str) -> Response:
     metrics.requests.labels("refused").inc()
     return JSONResponse({"error": why}, status)
 
 
-async def _answers(request: Request, tokens: asyncio.Queue, metrics: Metrics) -> AsyncIterator[int]:
-    """The tokens as they come. Whoever stops listening cancels the request. Raises RuntimeError where it failed."""
+async def _answers(request: Request, heard: Heard, metrics: Metrics) -> AsyncGenerator[int, None]:
+    """The tokens as they come, counted. Raises RuntimeError where the request failed."""
     result, first = "cancelled", True
     try:
-        while (token := await tokens.get()) is not None:
-            if isinstance(token, Exception):
-                result = "failed"
-                raise RuntimeError(f"the engine has failed: {token}")
-            if first:
-                metrics.first.observe(time.perf_counter() - request.arrived)
-                first = False
-            yield token
-        result = "done" if request.made == request.most else "cancelled"
+        async with contextlib.aclosing(tokens_of(request, heard)) as tokens:
+            async for token in tokens:
+                if first:
+                    metrics.first.observe(time.perf_counter() - request.arrived)
+                    first = False
+                yield token
+        result = "done"
+    except RuntimeError:
+        result = "failed"
+        raise
     finally:
-        request.cancelled = True
         metrics.requests.labels(result).inc()
-
-
-async def _events(answers: AsyncIterator[int]) -> AsyncIterator[str]:
-    """Server-sent events: a token each, and [DONE]."""
-    async with contextlib.aclosing(answers):
-        try:
-            async for token in answers:
-                yield f"data: {json.dumps({'token': token})}\n\n"
-        except RuntimeError as error:
-            yield f"event: error\ndata: {json.dumps({'error': str(error)})}\n\n"
-            return
-    yield "data: [DONE]\n\n"
 
 
 def main() -> None:

@@ -23,12 +23,13 @@ ORDER = {
     BUILDER: [
         "errors", "disk", "log", "summary", "share", "ops", "target", "graph", "fusion", "recipe", "model", "parallel",
         "export", "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack",
-        "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "builder",
-        "commands", "cli", "__main__", "__init__",
+        "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "serving",
+        "builder", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "ranks",
-        "capture", "call", "weights", "report", "profile", "snapshot", "handover", "model", "metrics", "fitness", "__init__",
+        "capture", "call", "weights", "report", "profile", "snapshot", "handover", "model", "metrics",
+        "fitness", "__init__",
     ],
 }  # fmt: skip
 

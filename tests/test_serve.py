@@ -15,10 +15,10 @@ from cases import ROOT
 
 import aotair
 from aotair.recipe.read import read_recipe
+from aotair.serving.engine import Engine, Request
 
 sys.path.insert(0, str(ROOT))
 from examples import serve
-from examples.engine import Engine, Request
 from examples.generate import generate, some_prompts
 
 

@@ -48,7 +48,7 @@ def instrument(models: Sequence[Model], meter: Any = None) -> None:
     """Let OpenTelemetry observe the models, as long as they live. `meter`: by default the one that the global provider
     gives for "aotair". Raises AotairError where the package `opentelemetry-api` is not there."""
     try:
-        from opentelemetry import metrics as api
+        import opentelemetry.metrics as api
     except ImportError as error:
         raise AotairError("OpenTelemetry is not there", got=str(error), fix="pip install opentelemetry-api") from error
     meter = meter or api.get_meter("aotair")

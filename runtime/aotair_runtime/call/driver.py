@@ -10,6 +10,7 @@ import torch
 from ..errors import ArgumentError
 from ..format.schema import EntryPoint, Program
 from ..format.sizes import evaluate
+from ..format.structure import leaf_names
 from ..format.torch_names import dtype
 from ..ranks.party import Party
 from .ranked import RankedEntry
@@ -46,14 +47,24 @@ class Driver:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def named_outputs(self, name: str, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
+        """One call of an entry point with inputs by name; the outputs by their names in the structure."""
+        if name not in self._entries:
+            raise ArgumentError("no such entry point", expected=", ".join(self._entries), got=name[:80])
+        entry = self._entries[name]
+        return dict(zip(leaf_names(entry.spec.structure), self._flat(entry, (), inputs), strict=True))
+
     def _called(self, entry: RankedEntry, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        return entry.packed(self._flat(entry, args, kwargs))
+
+    def _flat(self, entry: RankedEntry, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
         values = [torch.as_tensor(value) for value in entry.ordered(args, kwargs)]
         with self._turn:
             if self._closed:
                 raise ArgumentError("the driver was closed", fix="make another with Model.driver()")
             sizes = entry.sizes(values)  # refused here, where nobody else knows of it yet
             self._wire.send(entry.number, sizes, values)
-            return entry.packed(entry.agreed(values))
+            return entry.agreed(values)
 
     def close(self) -> None:
         with self._turn:

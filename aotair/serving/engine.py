@@ -4,13 +4,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-import aotair
-from aotair_runtime.format.schema import EntryPoint
+from aotair_runtime import Model
+from aotair_runtime.format.schema import EntryPoint, Program
+
+_CALLS = {"prefill": {"input_ids", "attention_mask", "slots"}, "decode": {"input_ids", "positions", "slots"}}
 
 
 @dataclass(eq=False)
@@ -43,9 +46,17 @@ class Limits:
     slots: int
 
 
-def limits(model: aotair.Model) -> Limits:
+def generates(program: Program) -> bool:
+    """Whether an artifact has what the engine calls: `prefill` and `decode` over slots, as the task text-generation has
+    them."""
+    inputs = {entry.name: {one.name for one in entry.inputs} for entry in program.entry_points}
+    return all(inputs.get(name) == wanted for name, wanted in _CALLS.items())
+
+
+def limits(program: Program) -> Limits:
     """Read from the artifact, as its recipe said."""
-    prefill, decode = (model.entry_points[name].spec for name in ("prefill", "decode"))
+    entries = {entry.name: entry for entry in program.entry_points}
+    prefill, decode = entries["prefill"], entries["decode"]
     seq = [dim.name for dim in prefill.dims].index("seq")
     return Limits(
         int(_range(prefill, "input_ids")),
@@ -56,16 +67,26 @@ def limits(model: aotair.Model) -> Limits:
 
 
 def _range(entry: EntryPoint, name: str) -> float:
-    return next(spec for spec in entry.inputs if spec.name == name).value_range[1]
+    found = next(spec for spec in entry.inputs if spec.name == name).value_range
+    if found is None:
+        raise ValueError(f"the recipe gives no range of the input {name} of {entry.name}")
+    return float(found[1])
 
 
 class Engine:
-    """A thread that owns the model. `observe(kind, requests, seconds)` hears of each prefill and decode step."""
+    """A thread that owns the model. `observe(kind, requests, seconds)` hears of each prefill and decode step. `calls`:
+    what to call instead of the model's own entry points, by their names, where several ranks make each call."""
 
-    def __init__(self, model: aotair.Model, observe: Callable[[str, int, float], None] = lambda *_: None):
-        self.limits = limits(model)
+    def __init__(
+        self,
+        model: Model,
+        observe: Callable[[str, int, float], None] = lambda *_: None,
+        calls: Mapping[str, Callable[..., Any]] | None = None,
+    ):
+        self.limits = limits(model.program)
         self.failure: Exception | None = None
-        self._model, self._observe = model, observe
+        self._device, self._observe = model.device, observe
+        self._calls = model.entry_points if calls is None else calls
         self._arrivals: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []
@@ -152,8 +173,9 @@ class Engine:
         self._active = [request for request in now if request.slot >= 0]
 
     def _call(self, entry: str, *inputs: torch.Tensor) -> list[int]:
-        outputs = self._model.entry_points[entry](*(tensor.to(self._model.device) for tensor in inputs))
-        return outputs.argmax(-1).tolist()
+        outputs: torch.Tensor = self._calls[entry](*(tensor.to(self._device) for tensor in inputs))
+        tokens: list[int] = (outputs.argmax(-1) if outputs.dim() > 1 else outputs).tolist()  # else the model chose
+        return tokens
 
     def _hand_out(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
         """Deliver last, so that whoever has an answer finds it counted and its row of the cache free."""

@@ -1,0 +1,114 @@
+"""How do several ranks of an artifact become one replica? Actors of Ray load it together, and follow the first one."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import aotair_runtime
+from aotair_runtime import Model
+from aotair_runtime.errors import RankError
+from aotair_runtime.format.mesh import ranks_of
+from aotair_runtime.format.schema import Program
+
+_JOIN = timedelta(seconds=300)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each rank loads, where the ranks meet (an address of the first one's), and for how long they wait for each
+    other in calls, in seconds."""
+
+    artifact: str
+    options: Mapping[str, Any]
+    address: str
+    count: int
+    timeout: float
+
+    def joined(self, rank: int) -> Model:
+        """The model, once all ranks have come. Raises a subclass of AotairError where it cannot be loaded."""
+        if not dist.is_initialized():
+            try:
+                dist.init_process_group("gloo", f"tcp://{self.address}", _JOIN, world_size=self.count, rank=rank)
+            except RuntimeError as error:
+                raise RankError(f"the ranks of a replica did not find each other: {error}") from error
+        return aotair_runtime.load(
+            self.artifact, **{**self.options, "rank_timeout": self.timeout, "enable_output_clone": True}
+        )
+
+
+@ray.remote
+class _Follower:
+    """A rank but the first."""
+
+    def follow(self, load: Load, rank: int) -> int:
+        """Load with the others and make their calls, until the first one ends it; gives how many."""
+        with load.joined(rank) as model:
+            return model.follow()
+
+
+class Followers:
+    """The other ranks of a replica, each in a bundle of its own of the replica's placement group; they end with it."""
+
+    def __init__(self, load: Load, resources: Mapping[str, float]):
+        group, others = get_current_placement_group(), range(1, load.count)
+        if group is None:
+            raise RankError("a replica of several ranks has no placement group")
+        kinds = actor_options(resources)
+        self._actors = [
+            _Follower.options(  # type: ignore[attr-defined]  # the decorator adds it
+                **kinds,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=rank
+                ),
+            ).remote()
+            for rank in others
+        ]
+        self._runs = [actor.follow.remote(load, rank) for actor, rank in zip(self._actors, others, strict=True)]
+
+    def refuse_lost(self) -> None:
+        """Raises RankError where one of them makes no calls any more."""
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
+        for run in ended:
+            rank = self._runs.index(run) + 1
+            try:
+                ray.get(run)
+            except ray.exceptions.RayError as error:
+                raise RankError(f"rank {rank} is lost: {_first_line(error)}") from error
+            raise RankError(f"rank {rank} has ended")
+
+    def end(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def ranks_in(program: Program) -> int:
+    return ranks_of(program.mesh)
+
+
+def meeting_place() -> str:
+    """An address of this node, and a port of it that is free now."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return f"{address}:{found.getsockname()[1]}"
+
+
+def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Resources as the options of an actor take them."""
+    others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
+
+
+def bundles(resources: Mapping[str, float], ranks: int) -> Sequence[dict[str, float]]:
+    return [dict(resources)] * ranks
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().rpartition("\n")[2][:300]
