@@ -72,20 +72,17 @@ class Followers:
         ]
         self._runs = [actor.follow.remote(load, rank) for actor, rank in zip(self._actors, others, strict=True)]
 
-    def refuse_lost(self) -> None:
-        """Raises RankError where one of them makes no calls any more."""
+    def lost(self) -> str:
+        """Why one of them makes no calls any more; empty where all do."""
         ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
         for run in ended:
             rank = self._runs.index(run) + 1
             try:
                 ray.get(run)
             except ray.exceptions.RayError as error:
-                raise RankError(f"rank {rank} is lost: {_first_line(error)}") from error
-            raise RankError(f"rank {rank} has ended")
-
-    def end(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
+                return f"rank {rank} is lost: {_first_line(error)}"
+            return f"rank {rank} has ended"
+        return ""
 
 
 def ranks_in(program: Program) -> int:

@@ -14,6 +14,8 @@ Protocol (`/v2/…`, tensors as JSON), and gives the tokens of artifacts with `p
 import asyncio
 import contextlib
 import json
+import logging
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +40,8 @@ from .tensors import metadata, read_inputs, refuse_unserved, written
 _MOST_TOKENS = 16  # of an answer whose request does not say
 _KINDS = {"cuda": "GPU", "npu": "NPU"}  # what Ray calls a device of a kind
 _AT_ONCE = 64
+_LAST_WORDS = 0.2  # seconds
+_log = logging.getLogger("ray.serve")
 
 
 class Options(BaseModel):
@@ -81,6 +85,7 @@ def _resources(program: Program, device: str | None) -> dict[str, float]:
     return {"CPU": 1.0, **({_KINDS[kind]: 1.0} if kind in _KINDS else {})}
 
 
+# `ingress` copies the routes where it stands, with what they call: all that is above the class.
 api = fastapi.FastAPI(title="aotair")
 
 
@@ -97,7 +102,22 @@ async def _say_why(_: HTTPRequest, error: _Refused) -> Response:
     return JSONResponse({"error": error.why}, error.status)
 
 
-@serve.deployment(max_ongoing_requests=_AT_ONCE, health_check_period_s=2, health_check_timeout_s=10)
+async def _asked(http: HTTPRequest) -> dict[str, Any]:
+    try:
+        found = json.loads(await http.body())
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, f"this is no JSON: {str(error)[:120]}") from error
+    if not isinstance(found, dict):
+        raise _Refused(400, "this is no JSON object")
+    return found
+
+
+@serve.deployment(
+    max_ongoing_requests=_AT_ONCE,
+    health_check_period_s=1,
+    health_check_timeout_s=10,
+    graceful_shutdown_wait_loop_s=0.5,
+)
 @serve.ingress(api)
 class Artifact:
     """One replica. Over a handle: `handle.call.remote({"input": tensor})`, and
@@ -117,20 +137,35 @@ class Artifact:
             self._model = aotair_runtime.load(options.artifact, **given, enable_output_clone=True)
         self._entries = {entry.name: entry for entry in self._model.program.entry_points}
         self._turn = asyncio.Semaphore(1)  # one call at a time: those that wait hold no thread
-        self._lost: AotairError | None = None
+        self._lost = ""
         self._engine: Engine | None = None
         if options.generate and generates(self._model.program):
             calls = None if self._driver is None else {name: getattr(self._driver, name) for name in self._entries}
             self._engine = Engine(self._model, calls=calls)
 
-    def check_health(self) -> None:
-        """Ray Serve asks; what raises is replaced by a new replica."""
-        if self._followers is not None:
-            self._followers.refuse_lost()
-        if self._lost is not None:
-            raise self._lost
+    async def check_health(self) -> None:
+        """Ray Serve asks. Raises RuntimeError, which the controller can read without importing what is served."""
+        if why := self._why_lost():
+            self._end(why)
+            raise RuntimeError(why)
+
+    def _why_lost(self) -> str:
+        """Why this replica answers nothing any more; empty where it does."""
+        if self._lost:
+            return self._lost
         if self._engine is not None and self._engine.failure is not None:
-            raise self._engine.failure
+            return str(self._engine.failure)
+        if self._followers is not None:
+            return self._followers.lost()
+        return ""
+
+    def _end(self, why: str) -> None:
+        """Let this process end once those that wait have their errors. What fails at once is always free, and would be
+        sent every request; a process that has ended is replaced at once."""
+        if not self._lost:
+            self._lost = why
+            _log.error("this replica ends: %s", why)
+            asyncio.get_running_loop().call_later(_LAST_WORDS, os._exit, 1)
 
     def __del__(self) -> None:
         for one in (getattr(self, "_engine", None), getattr(self, "_driver", None), getattr(self, "_model", None)):
@@ -147,7 +182,7 @@ class Artifact:
             try:
                 return await asyncio.to_thread(self._called, name, inputs)
             except (RankError, ClosedError) as error:
-                self._lost = error
+                self._end(str(error))
                 raise
 
     async def generate(self, prompt: Sequence[int], max_tokens: int = _MOST_TOKENS) -> AsyncGenerator[int, None]:
@@ -161,19 +196,16 @@ class Artifact:
     @api.get("/v2/health/live")
     @api.get("/v2/health/ready")
     async def ready(self) -> Response:
-        try:
-            self.check_health()
-        except AotairError as error:
-            raise _Refused(503, str(error)) from error
+        if why := self._why_lost():
+            raise _Refused(503, why)
         return JSONResponse({"ready": True, "model": self._model.program.name})
 
     @api.get("/v2/models/{model}")
     async def describe(self, model: str) -> Response:
         self._refuse_other(model)
         entries = {name: metadata(entry) for name, entry in self._entries.items()}
-        return JSONResponse(
-            {"name": model, "platform": "aotair", "inputs": entries[self._entry("")], "entries": entries}
-        )
+        one = next(iter(entries.values())) if len(entries) == 1 else entries.get("forward", {})
+        return JSONResponse({"name": model, "platform": "aotair", **one, "entry_points": entries})
 
     @api.post("/v2/models/{model}/infer")
     async def infer(self, model: str, http: HTTPRequest) -> Response:
@@ -231,6 +263,9 @@ class Artifact:
             return tokens_of(*submitted(self._engine, prompt, most))
         except ValueError as error:
             raise ArgumentError(str(error)) from error
+        except RuntimeError as error:
+            self._end(str(error))
+            raise
 
     def _entry(self, name: object) -> str:
         """The entry point of that name; the only one, or `forward`, where none is said."""
@@ -243,13 +278,3 @@ class Artifact:
     def _refuse_other(self, model: str) -> None:
         if model != self._model.program.name:
             raise _Refused(404, f"there is no model {model[:80]!r} here, but {self._model.program.name!r}")
-
-
-async def _asked(http: HTTPRequest) -> dict[str, Any]:
-    try:
-        found = json.loads(await http.body())
-    except (ValueError, RecursionError) as error:
-        raise _Refused(400, f"this is no JSON: {str(error)[:120]}") from error
-    if not isinstance(found, dict):
-        raise _Refused(400, "this is no JSON object")
-    return found

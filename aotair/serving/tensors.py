@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from aotair_runtime.errors import ArgumentError
-from aotair_runtime.format.schema import EntryPoint, Input
+from aotair_runtime.format.schema import EntryPoint, Input, Output
+from aotair_runtime.format.structure import leaf_names
 from aotair_runtime.format.torch_names import dtype
 
 DATATYPES = {
@@ -43,16 +44,18 @@ def written(outputs: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
     ]
 
 
-def metadata(entry: EntryPoint) -> list[dict[str, Any]]:
-    """What the inputs of an entry point are; -1 stands for a dimension that varies."""
-    return [
-        {
-            "name": one.name,
-            "shape": [size if isinstance(size, int) else -1 for size in one.shape],
-            "datatype": _NAMES[dtype(one.dtype)],
-        }
-        for one in entry.inputs
-    ]
+def metadata(entry: EntryPoint) -> dict[str, list[dict[str, Any]]]:
+    """What the inputs and outputs of an entry point are; -1 stands for a dimension that varies."""
+    outputs = zip(leaf_names(entry.structure), entry.outputs, strict=True)
+    return {
+        "inputs": [_about(one.name, one) for one in entry.inputs],
+        "outputs": [_about(name, one) for name, one in outputs],
+    }
+
+
+def _about(name: str, one: Input | Output) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else -1 for size in one.shape]
+    return {"name": name, "shape": shape, "datatype": _NAMES[dtype(one.dtype)]}
 
 
 def refuse_unserved(entry: EntryPoint) -> None:
@@ -62,8 +65,10 @@ def refuse_unserved(entry: EntryPoint) -> None:
             raise ArgumentError(
                 f"calls of {entry.name} write into the input {one.name}, which is the caller's own memory"
             )
-        if dtype(one.dtype) not in _NAMES:
-            raise ArgumentError(f"{one.dtype}, of the input {one.name}, has no name in the protocol")
+    tensors: list[Input | Output] = [*entry.inputs, *entry.outputs]
+    for kind in {one.dtype for one in tensors}:
+        if dtype(kind) not in _NAMES:
+            raise ArgumentError(f"{kind}, of a tensor of {entry.name}, has no name in the protocol")
 
 
 def _read(one: Input, given: Mapping[str, Any]) -> torch.Tensor:
