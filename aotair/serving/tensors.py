@@ -79,14 +79,14 @@ def _read(one: Input, given: Mapping[str, Any]) -> torch.Tensor:
     if not isinstance(shape, list) or len(shape) > _MOST_DIMS or any(type(n) is not int or n < 0 for n in shape):
         raise ArgumentError("shape is no list of sizes", where=where, got=str(shape)[:80])
     try:
-        plain = torch.tensor(data, dtype=torch.float64 if kind.is_floating_point else None)
-        fits = plain.numel() == 0 or kind.is_floating_point or not plain.is_floating_point()
-        made = torch.tensor(data, dtype=kind).reshape(shape)
+        plain = torch.tensor(data, dtype=torch.float64 if kind.is_floating_point else None).reshape(shape)
+        made = plain.to(kind)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         message = str(error).partition("\n")[0][:120]
         raise ArgumentError("data is no tensor of this shape and datatype", where=where, got=message) from error
-    if not fits:
-        raise ArgumentError("fractions are no whole numbers", where=where, expected=_NAMES[kind])
+    exact = made.isfinite() == plain.isfinite() if kind.is_floating_point else made.to(plain.dtype) == plain
+    if plain.is_floating_point() > kind.is_floating_point or not exact.all():
+        raise ArgumentError("numbers that this datatype does not have", where=where, expected=_NAMES[kind])
     _refuse_values(one, made, where)
     return made
 

@@ -1,0 +1,107 @@
+"""Deployments of Ray Serve on a cluster of several nodes on this machine: what they answer over HTTP and over handles,
+what they refuse, and that a replica whose rank is lost is replaced without a lost or wrong answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from cases import RECIPES, ROOT, notes
+
+import aotair
+from aotair.recipe.read import read_recipe
+from aotair_runtime.errors import ArgumentError
+from benchmarks.replicas import Deployed, deployed, measure, recipe
+from examples.generate import generate, some_prompts
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aotair[ray]'")
+from ray import serve  # noqa: E402 (where ray is)
+
+from aotair.serving.ray import Options, app  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    aotair.build(recipe(2), folder / "block.aotair")
+    aotair.build(read_recipe(ROOT / "recipes" / "llama.yaml", ("model.kwargs.layers=1",)), folder / "llama.aotair")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def block(folder: Path) -> Iterator[Deployed]:
+    """Two replicas of two ranks each, on three nodes."""
+    with deployed(folder / "block.aotair", 2, 2) as found:
+        yield found
+
+
+def tensor(data: object, shape: tuple[int, ...] = (2, 3), datatype: str = "INT64", name: str = "ids") -> dict:
+    return {"name": name, "shape": list(shape), "datatype": datatype, "data": data}
+
+
+def test_several_ranks_answer_in_the_open_inference_protocol(block: Deployed, folder: Path):
+    ids = [[3, 1, 2], [9, 0, 23]]
+    with httpx.Client(base_url=block.address, timeout=60) as client:
+        assert client.get("/v2/health/ready").json() == {"ready": True, "model": "block"}
+        about = client.get("/v2/models/block").json()
+        assert about["inputs"] == [{"name": "ids", "shape": [-1, -1], "datatype": "INT64"}]
+        assert about["outputs"] == [{"name": "output", "shape": [-1, -1, 24], "datatype": "FP32"}]
+        answers = [
+            client.post("/v2/models/block/infer", json={"id": "7", "inputs": [tensor(data)]}).json()
+            for data in (ids, [token for row in ids for token in row])
+        ]
+        assert answers[0] == answers[1] and answers[0]["id"] == "7" and answers[0]["model_name"] == "block"
+        wrong = {
+            "numbers that this datatype does not have": [tensor([1.5] * 6)],
+            "values that the model does not take": [tensor([99] * 6)],
+            "data is no tensor of this shape": [tensor([1] * 5)],
+            "another datatype": [tensor([1] * 6, datatype="INT32")],
+            "other inputs than the entry point takes": [tensor([1] * 6, name="x")],
+            "no bucket holds batch=9": [tensor([1] * 27, (9, 3))],
+            "inputs is no list of tensors": 3,
+        }
+        for words, inputs in wrong.items():
+            answer = client.post("/v2/models/block/infer", json={"inputs": inputs})
+            assert answer.status_code == 400 and words in answer.json()["error"], answer.text
+        assert client.post("/v2/models/block/infer", content="{").status_code == 400
+        assert client.post("/v2/models/other/infer", json={}).status_code == 404
+        assert "makes no tokens" in client.post("/generate", json={"prompt": [1]}).json()["error"]
+        (output,) = answers[0]["outputs"]
+    aotair.build(recipe(1), folder / "whole.aotair")
+    with aotair.load(folder / "whole.aotair") as whole:
+        got = torch.tensor(output["data"]).view(output["shape"])
+        torch.testing.assert_close(got, whole(torch.tensor(ids)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kill", ["follower", "replica"])
+def test_nothing_is_lost_or_wrong_where_a_process_is_killed(block: Deployed, kill: str):
+    found = measure(block, kill, clients=4, seconds=10)
+    assert (found.lost, found.wrong) == (0, 0) and found.answered > 20 and found.back < 120
+
+
+def test_tokens_come_as_they_are_made(block: Deployed, folder: Path):
+    prompts = some_prompts(512, (3, 17, 5))
+    with aotair.load(folder / "llama.aotair") as model:
+        want = [generate(model, [prompt], 8)[0] for prompt in prompts]
+    application = app(Options(artifact=str(folder / "llama.aotair")))
+    handle = serve.run(application, name="llama", route_prefix="/llama")
+    streams = [handle.options(stream=True).generate.remote(prompt, 8) for prompt in prompts]
+    assert [list(stream) for stream in streams] == want
+    with httpx.Client(base_url=f"{block.address}/llama", timeout=60) as client:
+        lines = client.post("/generate", json={"prompt": prompts[0], "max_tokens": 8}).text.split("\n\n")[:-1]
+        assert lines == [*(f'data: {{"token": {token}}}' for token in want[0]), "data: [DONE]"]
+        whole = client.post("/generate", json={"prompt": prompts[0], "max_tokens": 8, "stream": False})
+        assert whole.json() == {"tokens": want[0]}
+        for wrong in ({"prompt": [512]}, {"prompt": []}, {"prompt": "hello"}, {"prompt": [1], "max_tokens": 1000}, {}):
+            assert client.post("/generate", json=wrong).status_code == 400
+    serve.delete("llama")
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path):
+    path = aotair.build(RECIPES["cache"], tmp_path / "cache.aotair")
+    with pytest.raises(ArgumentError, match="write into the input cache"):
+        app(Options(artifact=str(path)))
+    path = aotair.build(notes(), tmp_path / "notes.aotair")
+    with pytest.raises(ArgumentError, match="what the deployment itself says"):
+        app(Options(artifact=str(path), load={"rank_timeout": 3}))
