@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,6 +103,12 @@ class Deployed:
         states = serve.status().applications["block"].deployments["Artifact"].replica_states
         return states == {"RUNNING": self.replicas}
 
+    def answers(self) -> bool:
+        """Whether requests find their way to the application."""
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.address}/v2/health/ready").status_code == 200
+        return False
+
 
 @contextmanager
 def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
@@ -128,7 +134,9 @@ def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
     try:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": paths}, timeout=300)
-        yield Deployed(f"http://127.0.0.1:{port}", replicas, ranks)
+        found = Deployed(f"http://127.0.0.1:{port}", replicas, ranks)
+        _wait(lambda: found.full() and found.answers())
+        yield found
     finally:
         serve.shutdown()
         ray.shutdown()
