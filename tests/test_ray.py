@@ -2,6 +2,7 @@
 what they refuse, and that a replica whose rank is lost is replaced without a lost or wrong answer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from cases import RECIPES, ROOT, notes
 
 import aotair
 from aotair.recipe.read import read_recipe
+from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 from benchmarks.replicas import Deployed, deployed, measure, recipe
 from examples.generate import generate, some_prompts
@@ -18,6 +20,7 @@ from examples.generate import generate, some_prompts
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aotair[ray]'")
 from ray import serve  # noqa: E402 (where ray is)
 
+from aotair.serving.ranks import refuse_undriven  # noqa: E402
 from aotair.serving.ray import Options, app  # noqa: E402
 
 
@@ -105,3 +108,12 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path):
     path = aotair.build(notes(), tmp_path / "notes.aotair")
     with pytest.raises(ArgumentError, match="what the deployment itself says"):
         app(Options(artifact=str(path), load={"rank_timeout": 3}))
+    path = aotair.build(recipe(2) | {"mesh": {"dp": 2, "tp": 2}}, tmp_path / "replicas.aotair")
+    with pytest.raises(ArgumentError, match="are replicas") as caught:
+        app(Options(artifact=str(path)))
+    assert caught.value.got == "dp=2" and "num_replicas" in caught.value.fix
+    program = read_program(aotair.build(recipe(2), tmp_path / "two.aotair"))
+    (entry,) = program.entry_points
+    lists = replace(entry, inputs=(replace(entry.inputs[0], host=True),))
+    with pytest.raises(ArgumentError, match="lists of the host"):
+        refuse_undriven(replace(program, entry_points=(lists,)))

@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import aotair_runtime
 from aotair_runtime import Model
-from aotair_runtime.errors import RankError
-from aotair_runtime.format.mesh import ranks_of
+from aotair_runtime.errors import ArgumentError, RankError
+from aotair_runtime.format.mesh import mesh_text, ranks_of, spoken_axes
 from aotair_runtime.format.schema import Program
 
 _JOIN = timedelta(seconds=300)
@@ -87,6 +87,21 @@ class Followers:
 
 def ranks_in(program: Program) -> int:
     return ranks_of(program.mesh)
+
+
+def refuse_undriven(program: Program) -> None:
+    """Raises ArgumentError where the first rank cannot make the calls of all of them."""
+    if ranks_in(program) == 1:
+        return
+    spoken = spoken_axes(program)
+    if apart := [axis for number, axis in enumerate(program.mesh) if axis.size > 1 and number not in spoken]:
+        raise ArgumentError(
+            "ranks that say nothing to each other are replicas, which Ray Serve makes itself",
+            got=mesh_text(apart),
+            fix="build without these axes, and say num_replicas",
+        )
+    if lists := [one.name for entry in program.entry_points for one in entry.inputs if one.host]:
+        raise ArgumentError("lists of the host cannot be sent to other ranks", got=", ".join(lists))
 
 
 def meeting_place() -> str:

@@ -33,7 +33,7 @@ from aotair_runtime.errors import AotairError, ArgumentError, CallError, ClosedE
 from aotair_runtime.format.schema import Program
 
 from .engine import Engine, generates
-from .ranks import Followers, Load, actor_options, bundles, meeting_place, ranks_in
+from .ranks import Followers, Load, actor_options, bundles, meeting_place, ranks_in, refuse_undriven
 from .streams import events, submitted, tokens_of
 from .tensors import metadata, read_inputs, refuse_unserved, written
 
@@ -66,6 +66,7 @@ def app(options: Options) -> serve.Application:
     program = read_program(Path(options.artifact))
     for entry in program.entry_points:
         refuse_unserved(entry)
+    refuse_undriven(program)
     if reserved := {"enable_output_clone", "rank_timeout", "group", "device"} & options.load.keys():
         raise ArgumentError("load: what the deployment itself says", got=", ".join(sorted(reserved)))
     resources = dict(options.resources) or _resources(program, options.device)
