@@ -68,6 +68,7 @@ def test_several_ranks_answer_in_the_open_inference_protocol(block: Deployed, fo
             answer = client.post("/v2/models/block/infer", json={"inputs": inputs})
             assert answer.status_code == 400 and words in answer.json()["error"], answer.text
         assert client.post("/v2/models/block/infer", content="{").status_code == 400
+        assert client.post("/v2/models/block/infer", content="[" * 90_000).status_code == 413
         assert client.post("/v2/models/other/infer", json={}).status_code == 404
         assert "makes no tokens" in client.post("/generate", json={"prompt": [1]}).json()["error"]
         (output,) = answers[0]["outputs"]

@@ -35,7 +35,7 @@ from aotair_runtime.format.schema import Program
 from .engine import Engine, generates
 from .ranks import Followers, Load, actor_options, bundles, meeting_place, ranks_in, refuse_undriven
 from .streams import events, submitted, tokens_of
-from .tensors import metadata, read_inputs, refuse_unserved, written
+from .tensors import metadata, most_bytes, read_inputs, refuse_unserved, written
 
 _MOST_TOKENS = 16  # of an answer whose request does not say
 _KINDS = {"cuda": "GPU", "npu": "NPU"}  # what Ray calls a device of a kind
@@ -103,9 +103,15 @@ async def _say_why(_: HTTPRequest, error: _Refused) -> Response:
     return JSONResponse({"error": error.why}, error.status)
 
 
-async def _asked(http: HTTPRequest) -> dict[str, Any]:
+async def _asked(http: HTTPRequest, most: int) -> dict[str, Any]:
+    """The JSON object of a request, of `most` bytes at most."""
+    body = bytearray()
+    async for part in http.stream():
+        body += part
+        if len(body) > most:
+            raise _Refused(413, f"a request of more than {most} bytes, which is more than the largest call takes")
     try:
-        found = json.loads(await http.body())
+        found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise _Refused(400, f"this is no JSON: {str(error)[:120]}") from error
     if not isinstance(found, dict):
@@ -137,6 +143,7 @@ class Artifact:
         else:
             self._model = aotair_runtime.load(options.artifact, **given, enable_output_clone=True)
         self._entries = {entry.name: entry for entry in self._model.program.entry_points}
+        self._most = most_bytes(self._model.program)
         self._turn = asyncio.Semaphore(1)  # one call at a time: those that wait hold no thread
         self._lost = ""
         self._engine: Engine | None = None
@@ -211,7 +218,7 @@ class Artifact:
     @api.post("/v2/models/{model}/infer")
     async def infer(self, model: str, http: HTTPRequest) -> Response:
         self._refuse_other(model)
-        asked = await _asked(http)
+        asked = await _asked(http, self._most)
         parameters, given = asked.get("parameters", {}), asked.get("inputs")
         if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
             raise _Refused(400, "inputs is no list of tensors")
@@ -227,7 +234,7 @@ class Artifact:
 
     @api.post("/generate")
     async def stream(self, http: HTTPRequest) -> Response:
-        asked = await _asked(http)
+        asked = await _asked(http, self._most)
         prompt, most, streamed = asked.get("prompt"), asked.get("max_tokens", _MOST_TOKENS), asked.get("stream", True)
         try:
             tokens = self._tokens(prompt, most)

@@ -1,12 +1,14 @@
 """How do tensors travel in the Open Inference Protocol (v2, of KServe)? As JSON: name, shape, datatype and numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from aotair_runtime.errors import ArgumentError
-from aotair_runtime.format.schema import EntryPoint, Input, Output
+from aotair_runtime.format.schema import EntryPoint, Input, Output, Program
+from aotair_runtime.format.sizes import evaluate
 from aotair_runtime.format.structure import leaf_names
 from aotair_runtime.format.torch_names import dtype
 
@@ -24,6 +26,7 @@ DATATYPES = {
 }
 _NAMES = {kind: name for name, kind in DATATYPES.items()}
 _MOST_DIMS = 16
+_BYTES_OF_A_NUMBER, _BYTES_OF_THE_REST = 64, 1 << 16
 
 
 def read_inputs(entry: EntryPoint, given: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -56,6 +59,15 @@ def metadata(entry: EntryPoint) -> dict[str, list[dict[str, Any]]]:
 def _about(name: str, one: Input | Output) -> dict[str, Any]:
     shape = [size if isinstance(size, int) else -1 for size in one.shape]
     return {"name": name, "shape": shape, "datatype": _NAMES[dtype(one.dtype)]}
+
+
+def most_bytes(program: Program) -> int:
+    """How long a request in JSON may be: room for the numbers of the largest call, and some for the rest."""
+    calls = ((entry, bucket.sizes) for entry in program.entry_points for bucket in entry.buckets)
+    numbers = (
+        sum(math.prod(evaluate(size, sizes) for size in one.shape) for one in entry.inputs) for entry, sizes in calls
+    )
+    return _BYTES_OF_A_NUMBER * max(numbers) + _BYTES_OF_THE_REST
 
 
 def refuse_unserved(entry: EntryPoint) -> None:
