@@ -87,7 +87,7 @@ docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an erro
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hours)
-	$(BIN)/python -m pip install --quiet -e '.[bench,others]'
+	$(BIN)/python -m pip install --quiet -e '.[bench,others,ray]'
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
@@ -112,6 +112,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hour
 	$(BIN)/python -m benchmarks.large
 	$(BIN)/python -m benchmarks.quantized
 	$(BIN)/python -m benchmarks.exchanged
+	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.killed
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.debugged
