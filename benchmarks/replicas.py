@@ -181,7 +181,7 @@ def measure(cluster: Deployed, kill: str, clients: int, seconds: float) -> Found
     return found
 
 
-def _wait(done: Callable[[], bool], seconds: float = 120) -> None:
+def _wait(done: Callable[[], bool], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:

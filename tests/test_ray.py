@@ -81,7 +81,7 @@ def test_several_ranks_answer_in_the_open_inference_protocol(block: Deployed, fo
 @pytest.mark.parametrize("kill", ["follower", "replica"])
 def test_nothing_is_lost_or_wrong_where_a_process_is_killed(block: Deployed, kill: str):
     found = measure(block, kill, clients=4, seconds=10)
-    assert (found.lost, found.wrong) == (0, 0) and found.answered > 20 and found.back < 120
+    assert (found.lost, found.wrong) == (0, 0) and found.answered > 20 and found.back < 240
 
 
 def test_tokens_come_as_they_are_made(block: Deployed, folder: Path):
