@@ -100,8 +100,9 @@ class Deployed:
         wanted = {"replica": self.replicas, "follower": self.replicas * (self.ranks - 1)}
         if any(len(processes(kind)) != count for kind, count in wanted.items()):
             return False
-        states = serve.status().applications["block"].deployments["Artifact"].replica_states
-        return states == {"RUNNING": self.replicas}
+        applications = serve.status().applications
+        deployments = applications["block"].deployments if "block" in applications else {}
+        return "Artifact" in deployments and deployments["Artifact"].replica_states == {"RUNNING": self.replicas}
 
     def answers(self) -> bool:
         """Whether requests find their way to the application."""

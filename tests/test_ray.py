@@ -1,6 +1,7 @@
 """Deployments of Ray Serve on a cluster of several nodes on this machine: what they answer over HTTP and over handles,
 what they refuse, and that a replica whose rank is lost is replaced without a lost or wrong answer."""
 
+import fcntl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def block(folder: Path) -> Iterator[Deployed]:
-    """Two replicas of two ranks each, on three nodes."""
-    with deployed(folder / "block.aotair", 2, 2) as found:
-        yield found
+def block(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """Two replicas of two ranks each, on three nodes; one cluster at a time, where several workers run these tests."""
+    base = tmp_path_factory.getbasetemp()
+    place = base.parent if base.name.startswith("popen-") else base
+    with (place / "ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with deployed(folder / "block.aotair", 2, 2) as found:
+            yield found
 
 
 def tensor(data: object, shape: tuple[int, ...] = (2, 3), datatype: str = "INT64", name: str = "ids") -> dict:
