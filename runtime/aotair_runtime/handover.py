@@ -5,21 +5,31 @@ anything else may carry: `state.NAME`, (slots, rows, …), for each state, and `
 are of. There is no pickle, and a dictionary of somebody else's is checked before anything of it is written.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .artifact.about import NAME as ABOUT
+from .artifact.about import AboutForm, has_values
 from .errors import ArgumentError, HandoverError
 from .format.mesh import coordinates, spoken_axes
 from .format.schema import Program
 
 VERSION = 1
-_STATE, _ABOUT = "state.", "about"
+_STATE = "state."
 _PLACES = ("slots", "block_table")  # the inputs that say where sequences lie, as the task text-generation calls them
-_MOST_ABOUT, _MOST_SLOTS = 1 << 10, 1 << 31
-_MALFORMED = "what it says of itself is malformed"
+_MOST_SLOTS = 1 << 31
+# `whole`: all rows of each slot are there, not the first of them alone. `place`: of the rank in its mesh.
+_FORM = AboutForm(
+    kinds={"whole": bool, "place": str},
+    version=VERSION,
+    most=1 << 10,
+    error=HandoverError,
+    missing="this is nothing that export_state gave",
+    malformed="what it says of itself is malformed",
+    other_version="states of another version",
+)
 
 
 @dataclass(frozen=True)
@@ -29,14 +39,6 @@ class Division:
 
     parts: int
     usable: int
-
-
-@dataclass(frozen=True)
-class _About:
-    """`whole`: all rows of each slot are there, not the first of them alone. `place`: of the rank in its mesh."""
-
-    whole: bool
-    place: str
 
 
 def division(program: Program, parts: int | None) -> Division:
@@ -69,12 +71,12 @@ def taken(
     rank: int,
 ) -> dict[str, torch.Tensor]:
     """Copies of what these slots hold, on the host. Raises ArgumentError."""
-    places = _slots(slots, division(program, parts))
+    among = division(program, parts)
+    places = _slots(slots, among)
     if rows is not None and (type(rows) is not int or rows < 1):
         raise ArgumentError("rows is no number of rows", expected="an int from 1 on", got=repr(rows)[:80])
-    divided = _divided(states, division(program, parts))
-    said = {"version": VERSION, "whole": rows is None, "place": place_of(program, rank)}
-    found = {_ABOUT: torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)}
+    divided = _divided(states, among)
+    found = {ABOUT: _FORM.tensor({"whole": rows is None, "place": place_of(program, rank)})}
     for name, state in divided.items():
         held = [state[slot, :rows] for slot in places]
         found[_STATE + name] = copies = torch.empty((len(places), *held[0].shape), dtype=state.dtype, device="cpu")
@@ -93,22 +95,23 @@ def checked(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Where to write, and what: pairs of views of the states, one for each slot, and of what was given. Raises
     ArgumentError for slots, HandoverError for what does not fit the model."""
-    places = _slots(slots, division(program, parts))
+    among = division(program, parts)
+    places = _slots(slots, among)
     if not isinstance(given, Mapping) or not all(isinstance(one, torch.Tensor) for one in given.values()):
         raise ArgumentError(
             "import_state takes what export_state gave", expected="a dict of tensors", got=type(given).__name__
         )
-    about = _about(given.get(_ABOUT))
+    about = _FORM.read(given.get(ABOUT))
     mine = place_of(program, rank)
-    if about.place != mine:
+    if about["place"] != mine:
         raise HandoverError(
             "these are states of another rank, or of another mesh",
             expected=mine or "a model of one rank",
-            got=about.place or "a model of one rank",
+            got=str(about["place"]) or "a model of one rank",
             fix="give each rank what the rank at its place in an equal mesh has exported",
         )
-    divided = _divided(states, division(program, parts))
-    if (names := {_STATE + name for name in divided} | {_ABOUT}) != given.keys():
+    divided = _divided(states, among)
+    if (names := {_STATE + name for name in divided} | {ABOUT}) != given.keys():
         differing = sorted(names ^ given.keys(), key=str)
         raise HandoverError(
             "these are states of another model", expected=_some(names), got=f"{ascii(differing[0])[:80]} in one of both"
@@ -116,7 +119,7 @@ def checked(
     pairs = []
     for name, state in divided.items():
         one = given[_STATE + name]
-        _refuse_misfit(name, one, state, len(places), about.whole)
+        _refuse_misfit(name, one, state, len(places), about["whole"] is True)
         pairs += [(state[slot, : one.shape[1]], one.detach()[number]) for number, slot in enumerate(places)]
     return pairs
 
@@ -153,7 +156,7 @@ def _refuse_misfit(name: str, given: torch.Tensor, state: torch.Tensor, slots: i
     """Raises HandoverError where what was given for a state is not so many slots of it."""
     rows = given.shape[1] if given.dim() > 1 else 0
     fits = rows == state.shape[1] if whole else 0 < rows <= state.shape[1]
-    if fits and _has_values(given) and given.dtype == state.dtype and given.shape == (slots, rows, *state.shape[2:]):
+    if fits and has_values(given) and given.dtype == state.dtype and given.shape == (slots, rows, *state.shape[2:]):
         return
     most = f"{state.shape[1]}" if whole else f"1 to {state.shape[1]}"
     raise HandoverError(
@@ -162,29 +165,6 @@ def _refuse_misfit(name: str, given: torch.Tensor, state: torch.Tensor, slots: i
         got=f"{given.dtype}, {tuple(given.shape)}"[:200],
         fix="export fewer rows (rows=) where slots are shorter here" if whole else "",
     )
-
-
-def _about(stored: torch.Tensor | None) -> _About:
-    """What the tensor `about` says. Raises HandoverError."""
-    if stored is None:
-        raise HandoverError("this is nothing that export_state gave", expected="a tensor 'about'")
-    if stored.dtype != torch.uint8 or stored.dim() != 1 or stored.numel() > _MOST_ABOUT or not _has_values(stored):
-        raise HandoverError(_MALFORMED, expected="bytes of JSON")
-    try:
-        found = json.loads(bytes(stored.tolist()).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise HandoverError(_MALFORMED, got=str(error)[:80]) from error
-    if not isinstance(found, dict) or type(found.get("version")) is not int or found["version"] != VERSION:
-        got = ascii(found.get("version"))[:20] if isinstance(found, dict) else "no object"
-        raise HandoverError("states of another version", expected=str(VERSION), got=got)
-    whole, place = found.get("whole"), found.get("place")
-    if type(whole) is not bool or type(place) is not str:
-        raise HandoverError(_MALFORMED, expected="whole: bool, place: str", got=ascii(found)[:80])
-    return _About(whole, place)
-
-
-def _has_values(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _some(names: set[str]) -> str:
