@@ -172,3 +172,26 @@ def test_what_a_rank_holds_is_its_part(shared: Path):
         assert mine.shape == other.shape == constant.shape and mine.nbytes == sizes[constant.name]
         whole = constant.shard is None
         assert torch.equal(mine, other) == whole, constant.name
+
+
+def test_a_weight_that_a_rank_copied_is_still_there_once_it_is_packed(tmp_path: Path):
+    from aotair.prove.prove import all_on_host
+    from aotair_runtime.artifact.open import open_artifact
+    from aotair_runtime.confine.op_table import Allowed
+    from aotair_runtime.devices import onednn_library
+
+    if onednn_library.library() is None:
+        pytest.skip(f"nothing is packed: {onednn_library.why_none()}")
+
+    torch.manual_seed(0)
+    wide = torch.nn.Sequential(torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128))
+    x = {"shape": ["n", 128], "dtype": "float32", "pad": "any"}
+    ranks = {"mesh": {"tp": 2}, "parallel": {"0": "colwise", "2": "rowwise"}}
+    path = aotair.build(model=wide, out=tmp_path / "wide.aotair", inputs={"input": x}, buckets={"n": [2]}, **ranks)
+    artifact = open_artifact(path)
+    before = [tensor.clone() for tensor in artifact.constants]
+    with all_on_host(artifact, Allowed()) as model:
+        packed = {number for number, _ in model.models[0]._resident.packed}
+    assert packed & artifact.in_file and packed - artifact.in_file  # by rows in the file, by columns a copy of it
+    for mine, was in zip(artifact.constants, before, strict=True):
+        assert torch.equal(mine, was)

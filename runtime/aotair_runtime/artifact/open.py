@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,16 +42,16 @@ class Gate(Protocol):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A checked program and its constants, in the program's order. `folder` holds its files open; `is_mapped`: the
-    constants lie in the weights file, and are no copies of it. `gate`: what let it in, and other weights have to pass.
-    `rank`: whose parts the constants are, where ranks share weights out.
+    """A checked program and its constants, in the program's order. `folder` holds its files open; `in_file`: the
+    numbers of the constants that lie in the mapped weights file, and are no copies of it. `gate`: what let it in, and
+    other weights have to pass. `rank`: whose parts the constants are, where ranks share weights out.
     """
 
     path: Path
     program: Program
     constants: tuple[torch.Tensor, ...]
     folder: Folder | None = None
-    is_mapped: bool = False
+    in_file: frozenset[int] = frozenset()
     gate: Gate | None = None
     rank: int = 0
 
@@ -111,7 +111,9 @@ def with_weights(
     memory = mapped(file, private=private)
     looked = check_file(file, entry, verify, of_memory(memoryview(memory)) if private else None)
     found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
-    artifact = Artifact(folder.path, program, _constants(found, program, file, rank), folder, not private, gate, rank)
+    constants = _constants(found, program, file, rank)
+    in_file = frozenset[int]() if private else _inside(found, constants, program)
+    artifact = Artifact(folder.path, program, constants, folder, in_file, gate, rank)
     check_unchanged(artifact)
     seconds = max(time.perf_counter() - began, 1e-9)
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
@@ -137,7 +139,7 @@ def check_bounds(weights: OpenFile, program: Program) -> None:
 def check_unchanged(artifact: Artifact) -> None:
     """Raises AlteredError or TruncatedError where the file in which the constants lie was written to or cut since they
     were checked: the model computes with other numbers, and its next call may end the process (SIGBUS)."""
-    if artifact.folder is None or not artifact.is_mapped:
+    if artifact.folder is None or not artifact.in_file:
         return
     file = artifact.folder.file(WEIGHTS_FILE)
     now, fix = file.state_now(), "load the artifact again; load(private=True) copies the weights"
@@ -244,3 +246,13 @@ def _constants(
             )
         constants.append(of_rank(tensor, constant, program.mesh, rank))
     return tuple(constants)
+
+
+def _inside(tensors: Mapping[str, torch.Tensor], constants: Sequence[torch.Tensor], program: Program) -> frozenset[int]:
+    """The numbers of the constants that lie in the memory of the tensors that they are, or are parts of: a part that
+    does not lie in one piece is a copy."""
+    wholes = (tensors[constant.name] for constant in program.constants)
+    pairs = enumerate(zip(constants, wholes, strict=True))
+    return frozenset(
+        n for n, (mine, whole) in pairs if mine.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    )

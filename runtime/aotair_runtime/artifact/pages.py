@@ -11,8 +11,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if _DONT_NEED >= 0 and sys.platform ==
 
 
 def give_back(tensor: torch.Tensor) -> None:
-    """Let go of the pages in which a tensor alone lies, of a mapping that nobody has written to: whoever reads it again
-    reads the file again. Nothing happens where the system cannot."""
+    """Let go of the pages in which a tensor alone lies, of a mapped file that nobody has written to: whoever reads it
+    again reads the file again. Other memory would read as zeros afterwards. Nothing happens where the system cannot."""
     if _libc is None:
         return
     page, start = mmap.PAGESIZE, tensor.data_ptr()

@@ -20,8 +20,8 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
     constants = _placed(artifact, device, pack_weights)
     states = device.copies([constants[state.constant] for state in artifact.program.state])
     packed = _packed(artifact, constants, device, pack_weights)
-    if artifact.is_mapped and device.is_host:
-        for number in {number for number, _ in packed}:
+    if device.is_host:
+        for number in artifact.in_file & {number for number, _ in packed}:
             if constants[number].data_ptr() == artifact.constants[number].data_ptr():
                 give_back(constants[number])
     return Resident(constants, states, packed)
