@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,13 @@ def fresh(module: str, *arguments: object) -> dict:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _cells(row: Row) -> list[str]:

@@ -8,7 +8,6 @@ that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs 
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.mesh import parts_of
 from aotair_runtime.memory.sizes import tensor_bytes
 
-from .common import Row, options, report
+from .common import Row, free_port, options, report
 from .decoder_models import DECODERS, seeded
 from .decoders import ENTRIES, LENGTHS, TOKENS, _theirs
 
@@ -57,12 +56,9 @@ def ranks(
 ) -> list[Any]:
     """What each of `count` processes found; None for one that did not come to its end. `around`: a command that runs
     theirs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     node = [sys.executable, "-m", "benchmarks.ranks_node", what, artifact, "--out", out]
     command = [*around, *map(str, (*node, *more))]
-    here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     here["LOCAL_WORLD_SIZE"] = str(count)
     made = []
     for rank in range(count):

@@ -9,7 +9,6 @@ other, sends one again that is answered with an error, and compares what comes w
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 
-from .common import Row, options, report
+from .common import Row, free_port, options, report
 
 ROOT = Path(__file__).parent.parent
 STYLES = {"embed": "vocabulary", "up": "colwise", "down": "rowwise", "head": "gathered"}
@@ -128,7 +127,7 @@ def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
         "args": {"artifact": str(artifact)},
         "deployments": [{"name": "Artifact", "num_replicas": replicas}],
     }
-    file, port = artifact.parent / "serve.yaml", _free_port()
+    file, port = artifact.parent / "serve.yaml", free_port()
     file.write_text(yaml.safe_dump({"http_options": {"port": port}, "applications": [application]}))
     paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
     command = [Path(sys.executable).parent / "serve", "run", "--address", cluster.address, "--non-blocking", file]
@@ -142,12 +141,6 @@ def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 Expected = tuple[dict[str, object], torch.Tensor]
@@ -191,7 +184,7 @@ def _wait(done: Callable[[], bool], seconds: float = 240) -> None:
 
 
 def _answers() -> list[Expected]:
-    """Requests of all sizes, and what the original model answers to each when it is called for the first time."""
+    """Requests of all sizes, and what the original model answers to each."""
     model, found = load_model(job_of(parse_recipe(recipe(1)))), []
     generator = torch.Generator().manual_seed(1)
     for batch in (1, 2, 3, 4):
@@ -203,9 +196,7 @@ def _answers() -> list[Expected]:
     return found
 
 
-def _client(
-    number: int, address: str, end: float, found: Found, expected: Sequence[tuple[object, torch.Tensor]]
-) -> None:
+def _client(number: int, address: str, end: float, found: Found, expected: Sequence[Expected]) -> None:
     chosen = random.Random(number)
     with httpx.Client(base_url=address, timeout=30) as client:
         while time.monotonic() < end:

@@ -59,12 +59,10 @@ def make_app(model: aotair.Model) -> Starlette:
     async def generate(http: HTTPRequest) -> Response:
         try:
             wanted = json.loads(await http.body())
-            prompt, most, stream = wanted["prompt"], wanted.get("max_tokens", 16), wanted.get("stream", True)
-            if not (isinstance(prompt, list) and all(type(token) is int for token in prompt) and type(most) is int):
-                raise ValueError("prompt is a list of token ids, max_tokens a number")
             if engine.waiting >= MOST_WAITING:
                 return _refused(metrics, 503, "too many requests wait")
-            request, tokens = submitted(engine, prompt, most)
+            request, tokens = submitted(engine, wanted["prompt"], wanted.get("max_tokens", 16))
+            stream = wanted.get("stream", True)
         except RuntimeError as error:
             return _refused(metrics, 503, str(error))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -92,10 +92,16 @@ def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]
 
 
 @pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all workers see, each of which has one of its own below."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if own.name.startswith("popen-") else own
+
+
+@pytest.fixture(scope="session")
+def minilm(common_folder: Path) -> Path:
     """The demo's artifact: the real encoder in its 15 buckets, built by the first worker that asks for it."""
-    folder = tmp_path_factory.getbasetemp()
-    path = (folder.parent if folder.name.startswith("popen-") else folder) / "minilm.aotair"
+    path = common_folder / "minilm.aotair"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return path if path.exists() else aotair.build(ROOT / "recipes" / "minilm.yaml", path)

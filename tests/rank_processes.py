@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cases import ROOT
+
+from benchmarks.common import free_port
 
 LIMIT = 120  # seconds, after which something hangs
 
@@ -39,9 +40,3 @@ def said(processes: Sequence[subprocess.Popen], folder: Path, expected: int = 0)
     assert sum(code != 0 for code in codes) == expected, f"{codes}\n{logs}"
     files = [folder / f"said{rank}.json" for rank in range(len(processes))]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

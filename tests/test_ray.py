@@ -2,43 +2,41 @@
 what they refuse, and that a replica whose rank is lost is replaced without a lost or wrong answer."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from cases import RECIPES, ROOT, notes
+from cases import ROOT
+from ray import serve
 
 import aotair
 from aotair.recipe.read import read_recipe
+from aotair.serving.ranks import refuse_undriven
+from aotair.serving.ray import Options, app
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 from benchmarks.replicas import Deployed, deployed, measure, recipe
 from examples.generate import generate, some_prompts
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aotair[ray]'")
-from ray import serve  # noqa: E402 (where ray is)
-
-from aotair.serving.ranks import refuse_undriven  # noqa: E402
-from aotair.serving.ray import Options, app  # noqa: E402
+LLAMAS = {"llama": ("model.kwargs.layers=1",), "llama_of_ranks": ("model.kwargs.layers=1", "mesh.tp=2")}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray")
     aotair.build(recipe(2), folder / "block.aotair")
-    aotair.build(read_recipe(ROOT / "recipes" / "llama.yaml", ("model.kwargs.layers=1",)), folder / "llama.aotair")
+    for name, changes in LLAMAS.items():
+        aotair.build(read_recipe(ROOT / "recipes" / "llama.yaml", changes), folder / f"{name}.aotair")
     return folder
 
 
 @pytest.fixture(scope="module")
-def block(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def block(folder: Path, common_folder: Path) -> Iterator[Deployed]:
     """Two replicas of two ranks each, on three nodes; one cluster at a time, where several workers run these tests."""
-    base = tmp_path_factory.getbasetemp()
-    place = base.parent if base.name.startswith("popen-") else base
-    with (place / "ray.lock").open("w") as lock:
+    with (common_folder / "ray.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with deployed(folder / "block.aotair", 2, 2) as found:
             yield found
@@ -89,36 +87,35 @@ def test_nothing_is_lost_or_wrong_where_a_process_is_killed(block: Deployed, kil
     assert (found.lost, found.wrong) == (0, 0) and found.answered > 20 and found.back < 240
 
 
-def test_tokens_come_as_they_are_made(block: Deployed, folder: Path):
+@pytest.mark.parametrize("name", LLAMAS)
+def test_tokens_come_as_they_are_made(block: Deployed, folder: Path, name: str):
     prompts = some_prompts(512, (3, 17, 5))
     with aotair.load(folder / "llama.aotair") as model:
         want = [generate(model, [prompt], 8)[0] for prompt in prompts]
-    application = app(Options(artifact=str(folder / "llama.aotair")))
-    handle = serve.run(application, name="llama", route_prefix="/llama")
+    application = app(Options(artifact=str(folder / f"{name}.aotair")))
+    handle = serve.run(application, name=name, route_prefix=f"/{name}")
     streams = [handle.options(stream=True).generate.remote(prompt, 8) for prompt in prompts]
     assert [list(stream) for stream in streams] == want
-    with httpx.Client(base_url=f"{block.address}/llama", timeout=60) as client:
+    with httpx.Client(base_url=f"{block.address}/{name}", timeout=60) as client:
         lines = client.post("/generate", json={"prompt": prompts[0], "max_tokens": 8}).text.split("\n\n")[:-1]
         assert lines == [*(f'data: {{"token": {token}}}' for token in want[0]), "data: [DONE]"]
         whole = client.post("/generate", json={"prompt": prompts[0], "max_tokens": 8, "stream": False})
         assert whole.json() == {"tokens": want[0]}
         for wrong in ({"prompt": [512]}, {"prompt": []}, {"prompt": "hello"}, {"prompt": [1], "max_tokens": 1000}, {}):
             assert client.post("/generate", json=wrong).status_code == 400
-    serve.delete("llama")
+    serve.delete(name)
 
 
-def test_what_cannot_be_served_is_refused(tmp_path: Path):
-    path = aotair.build(RECIPES["cache"], tmp_path / "cache.aotair")
+def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: Path, tmp_path: Path):
     with pytest.raises(ArgumentError, match="write into the input cache"):
-        app(Options(artifact=str(path)))
-    path = aotair.build(notes(), tmp_path / "notes.aotair")
+        app(Options(artifact=str(built("cache"))))
     with pytest.raises(ArgumentError, match="what the deployment itself says"):
-        app(Options(artifact=str(path), load={"rank_timeout": 3}))
+        app(Options(artifact=str(folder / "block.aotair"), load={"rank_timeout": 3}))
     path = aotair.build(recipe(2) | {"mesh": {"dp": 2, "tp": 2}}, tmp_path / "replicas.aotair")
     with pytest.raises(ArgumentError, match="are replicas") as caught:
         app(Options(artifact=str(path)))
     assert caught.value.got == "dp=2" and "num_replicas" in caught.value.fix
-    program = read_program(aotair.build(recipe(2), tmp_path / "two.aotair"))
+    program = read_program(folder / "block.aotair")
     (entry,) = program.entry_points
     lists = replace(entry, inputs=(replace(entry.inputs[0], host=True),))
     with pytest.raises(ArgumentError, match="lists of the host"):

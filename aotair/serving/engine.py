@@ -107,6 +107,10 @@ class Engine:
         known = self.limits
         if self.failure is not None:
             raise RuntimeError(f"the engine has failed: {self.failure}")
+        if not isinstance(request.prompt, (list, tuple)) or any(type(token) is not int for token in request.prompt):
+            raise ValueError("prompt is a list of token ids")
+        if type(request.most) is not int:
+            raise ValueError("max_tokens is a whole number")
         if not 1 <= len(request.prompt) <= known.prompt:
             raise ValueError(f"a prompt has 1 to {known.prompt} tokens, not {len(request.prompt)}")
         if any(not 0 <= token < known.vocabulary for token in request.prompt):

@@ -1,7 +1,7 @@
 """How do several ranks of an artifact become one replica? Actors of Ray load it together, and follow the first one."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,8 +22,8 @@ _JOIN = timedelta(seconds=300)
 
 @dataclass(frozen=True)
 class Load:
-    """What each rank loads, where the ranks meet (an address of the first one's), and for how long they wait for each
-    other in calls, in seconds."""
+    """What each of `count` ranks loads, where they meet where they are several (an address of the first one's), and for
+    how long they wait for each other in calls, in seconds."""
 
     artifact: str
     options: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Load:
 
     def joined(self, rank: int) -> Model:
         """The model, once all ranks have come. Raises a subclass of AotairError where it cannot be loaded."""
-        if not dist.is_initialized():
+        if self.count > 1:
             try:
                 dist.init_process_group("gloo", f"tcp://{self.address}", _JOIN, world_size=self.count, rank=rank)
             except RuntimeError as error:
@@ -61,8 +61,8 @@ class Followers:
         if group is None:
             raise RankError("a replica of several ranks has no placement group")
         kinds = actor_options(resources)
-        self._actors = [
-            _Follower.options(  # type: ignore[attr-defined]  # the decorator adds it
+        self._actors = [  # kept: an actor ends where nobody has its handle any more
+            _Follower.options(  # type: ignore[attr-defined]  # `ray.remote` adds it
                 **kinds,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=rank
@@ -75,23 +75,20 @@ class Followers:
     def lost(self) -> str:
         """Why one of them makes no calls any more; empty where all do."""
         ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
-        for run in ended:
-            rank = self._runs.index(run) + 1
+        for rank, run in enumerate(self._runs, start=1):
+            if run not in ended:
+                continue
             try:
                 ray.get(run)
             except ray.exceptions.RayError as error:
-                return f"rank {rank} is lost: {_first_line(error)}"
+                return f"rank {rank} is lost: {_last_line(error)}"
             return f"rank {rank} has ended"
         return ""
 
 
-def ranks_in(program: Program) -> int:
-    return ranks_of(program.mesh)
-
-
 def refuse_undriven(program: Program) -> None:
     """Raises ArgumentError where the first rank cannot make the calls of all of them."""
-    if ranks_in(program) == 1:
+    if ranks_of(program.mesh) == 1:
         return
     spoken = spoken_axes(program)
     if apart := [axis for number, axis in enumerate(program.mesh) if axis.size > 1 and number not in spoken]:
@@ -108,7 +105,7 @@ def meeting_place() -> str:
     """An address of this node, and a port of it that is free now."""
     with socket.socket() as found:
         found.bind(("", 0))
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it untyped
         return f"{address}:{found.getsockname()[1]}"
 
 
@@ -118,9 +115,6 @@ def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
     return {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
 
 
-def bundles(resources: Mapping[str, float], ranks: int) -> Sequence[dict[str, float]]:
-    return [dict(resources)] * ranks
-
-
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
+    """What is wrong, where the lines before it are the traceback of another process."""
     return str(error).strip().rpartition("\n")[2][:300]

@@ -27,13 +27,13 @@ from ray import serve
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-import aotair_runtime
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, CallError, ClosedError, RankError
+from aotair_runtime.format.mesh import ranks_of
 from aotair_runtime.format.schema import Program
 
 from .engine import Engine, generates
-from .ranks import Followers, Load, actor_options, bundles, meeting_place, ranks_in, refuse_undriven
+from .ranks import Followers, Load, actor_options, meeting_place, refuse_undriven
 from .streams import events, submitted, tokens_of
 from .tensors import metadata, most_bytes, read_inputs, refuse_unserved, written
 
@@ -71,12 +71,11 @@ def app(options: Options) -> serve.Application:
         raise ArgumentError("load: what the deployment itself says", got=", ".join(sorted(reserved)))
     resources = dict(options.resources) or _resources(program, options.device)
     placed: dict[str, Any] = {}
-    if ranks_in(program) > 1:
-        placed = {
-            "placement_group_bundles": bundles(resources, ranks_in(program)),
-            "placement_group_strategy": options.strategy,
-        }
-    deployment = Artifact.options(ray_actor_options=actor_options(resources), **placed)  # type: ignore[attr-defined]
+    if (ranks := ranks_of(program.mesh)) > 1:
+        placed = {"placement_group_bundles": [resources] * ranks, "placement_group_strategy": options.strategy}
+    deployment = Artifact.options(  # type: ignore[attr-defined]  # `serve.deployment` adds it
+        ray_actor_options=actor_options(resources), **placed
+    )
     found: serve.Application = deployment.bind(options, resources)
     return found
 
@@ -133,16 +132,18 @@ class Artifact:
     def __init__(self, options: Options, resources: Mapping[str, float]):
         self._followers: Followers | None = None
         self._driver: Any = None
-        ranks = ranks_in(read_program(Path(options.artifact)))
+        ranks = ranks_of(read_program(Path(options.artifact)).mesh)
         given = {**options.load, **({} if options.device is None else {"device": options.device})}
+        address = meeting_place() if ranks > 1 else ""
+        load = Load(options.artifact, given, address, ranks, options.rank_timeout)
         if ranks > 1:
-            load = Load(options.artifact, given, meeting_place(), ranks, options.rank_timeout)
             self._followers = Followers(load, resources)
-            self._model = load.joined(0)
+        self._model = load.joined(0)
+        if ranks > 1:
             self._driver = self._model.driver()
-        else:
-            self._model = aotair_runtime.load(options.artifact, **given, enable_output_clone=True)
         self._entries = {entry.name: entry for entry in self._model.program.entry_points}
+        names = [*self._entries]  # a request that names none is for the only one, or `forward`
+        self._usual = names[0] if len(names) == 1 else "forward" if "forward" in names else ""
         self._most = most_bytes(self._model.program)
         self._turn = asyncio.Semaphore(1)  # one call at a time: those that wait hold no thread
         self._lost = ""
@@ -212,7 +213,7 @@ class Artifact:
     async def describe(self, model: str) -> Response:
         self._refuse_other(model)
         entries = {name: metadata(entry) for name, entry in self._entries.items()}
-        one = next(iter(entries.values())) if len(entries) == 1 else entries.get("forward", {})
+        one = entries.get(self._usual, {})
         return JSONResponse({"name": model, "platform": "aotair", **one, "entry_points": entries})
 
     @api.post("/v2/models/{model}/infer")
@@ -262,11 +263,9 @@ class Artifact:
             outputs = self._model.entry_points[name].named_outputs(placed)
         return {key: one.cpu() for key, one in outputs.items()}
 
-    def _tokens(self, prompt: object, most: object) -> AsyncGenerator[int, None]:
+    def _tokens(self, prompt: Any, most: Any) -> AsyncGenerator[int, None]:
         if self._engine is None:
             raise ArgumentError("this artifact makes no tokens: it has no prefill and decode over slots")
-        if not isinstance(prompt, list) or any(type(one) is not int for one in prompt) or type(most) is not int:
-            raise ArgumentError("prompt is a list of token ids, max_tokens a number")
         try:
             return tokens_of(*submitted(self._engine, prompt, most))
         except ValueError as error:
@@ -276,12 +275,11 @@ class Artifact:
             raise
 
     def _entry(self, name: object) -> str:
-        """The entry point of that name; the only one, or `forward`, where none is said."""
-        if name == "" and (len(self._entries) == 1 or "forward" in self._entries):
-            return "forward" if "forward" in self._entries else next(iter(self._entries))
-        if not isinstance(name, str) or name not in self._entries:
+        """The entry point of that name, or the usual one where none is said."""
+        found = name if name != "" else self._usual
+        if not isinstance(found, str) or found not in self._entries:
             raise ArgumentError("no such entry point", expected=", ".join(self._entries), got=str(name)[:80])
-        return name
+        return found
 
     def _refuse_other(self, model: str) -> None:
         if model != self._model.program.name:
