@@ -10,12 +10,13 @@ SIMULATED := $(BIN)/python tests/simnpu/run.py --site build/simnpu/site --lib bu
 SIMNPU ?=
 WORKERS ?= 2
 MATRIX ?=
+ALL :=
 CUDA_PYTHON ?= $(BIN)/python
 LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo chat test coverage test-browser fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
+.PHONY: help demo chat test test-long coverage test-browser fuzz fuzz-artifacts matrix test-cuda lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,11 +44,14 @@ build/smollm2.aotair: recipes/smollm2.yaml | $(INSTALLED) $(SMOLLM2)
 chat: $(INSTALLED) build/smollm2.aotair ## build SmolLM2-135M-Instruct, and talk with it
 	@$(BIN)/aotair chat build/smollm2.aotair --speed
 
-test: $(INSTALLED) ## all tests; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	$(BIN)/python -m pytest -n $(WORKERS)
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) --devices npu tests/simnpu tests/runtime tests/test_language.py
+test: $(INSTALLED) ## the tests, but those that take long; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ALL)
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) $(ALL) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
-coverage: $(INSTALLED) ## all tests but those of the simulated NPU, and the lines that they run (takes half as long again)
+test-long: ALL := --long
+test-long: test ## all tests
+
+coverage: $(INSTALLED) ## the lines that the tests run, without those of the simulated NPU (takes half as long again)
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
 		$(BIN)/python -m pytest -n $(WORKERS) --cov=aotair --cov=aotair_runtime --cov-report=term:skip-covered
 

@@ -1,6 +1,5 @@
 """What the tests share: recipes for the small models, built once a session, and the real encoder."""
 
-import fcntl
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ import pytest
 import torch
 from cases import RECIPES, ROOT
 from nodes import Node, present
+from once import made_once
 
 import aotair
 from aotair_runtime.errors import OutputHeldWarning
@@ -35,9 +35,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the new text into the golden files")
     parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [by the test, 10 to 200]")
     parser.addoption("--sequences", type=int, help="random sequences of calls to try  [300, on the simulated NPU 60]")
+    parser.addoption("--long", action="store_true", help="run the tests marked long too  [left out]")
     parser.addoption("--faults", action="store_true", help="plant every fault in every model  [some in some]")
     parser.addoption("--browser", action="store_true", help="open the pages of reports in Chromium  [not at all]")
     parser.addoption("--devices", default=",".join(present()), help="where to run the runtime's tests  [all present]")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if _wants_long(config) else "tests marked long are left out: --long runs them too, or make test-long"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless it was asked for."""
+    if _wants_long(config):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _wants_long(config: pytest.Config) -> bool:
+    """By the option, or by a test's own name."""
+    return config.getoption("--long") or any("::" in name for name in config.args)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,8 +66,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("artifacts")
+def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all workers see, each of which has one of its own below."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if own.name.startswith("popen-") else own
+
+
+@pytest.fixture(scope="session")
+def artifacts(common_folder: Path) -> Path:
+    return common_folder / "artifacts"
 
 
 @pytest.fixture(scope="session")
@@ -60,19 +86,15 @@ def npu_kernels() -> str:
 @pytest.fixture
 def node(request: pytest.FixtureRequest, artifacts: Path) -> Iterator[Node]:
     """A device to load artifacts on; tensors that the test makes lie there unless it says otherwise."""
-    folder = artifacts / request.param
-    folder.mkdir(exist_ok=True)
-    found = Node(request.param, folder)
+    found = Node(request.param, artifacts / request.param)
     with found.device:
         yield found
 
 
 @pytest.fixture(scope="session")
 def built(artifacts: Path) -> Callable[[str], Path]:
-    """The artifact of one of RECIPES for the CPU, built at its first use."""
-    folder = artifacts / "cpu"
-    folder.mkdir(exist_ok=True)
-    return Node("cpu", folder).path
+    """The artifact of one of RECIPES for the CPU, built by the first worker that asks for it."""
+    return Node("cpu", artifacts / "cpu").path
 
 
 @pytest.fixture
@@ -92,19 +114,10 @@ def original(request: pytest.FixtureRequest) -> Callable[[str], torch.nn.Module]
 
 
 @pytest.fixture(scope="session")
-def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run that all workers see, each of which has one of its own below."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if own.name.startswith("popen-") else own
-
-
-@pytest.fixture(scope="session")
 def minilm(common_folder: Path) -> Path:
-    """The demo's artifact: the real encoder in its 15 buckets, built by the first worker that asks for it."""
-    path = common_folder / "minilm.aotair"
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return path if path.exists() else aotair.build(ROOT / "recipes" / "minilm.yaml", path)
+    """The demo's artifact: the real encoder in its 15 buckets."""
+    recipe = ROOT / "recipes" / "minilm.yaml"
+    return made_once(common_folder / "minilm.aotair", lambda path: aotair.build(recipe, path))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The devices that the runtime's tests run on, each as a node that loads artifacts built for it."""
 
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import RECIPES, ROOT
+from once import made_once
 
 import aotair
 from aotair_runtime import Model
@@ -28,7 +28,7 @@ def present() -> list[str]:
 
 @dataclass(frozen=True)
 class Node:
-    """A device, and the folder of the artifacts built for it."""
+    """A device, and the folder of the artifacts built for it, in which several processes may build."""
 
     kind: str
     folder: Path
@@ -44,10 +44,9 @@ class Node:
 
     def path(self, name: str) -> Path:
         """The artifact of one of RECIPES."""
-        path = self.folder / f"{name}.aotair"
-        if not path.exists():
-            self._build(name)
-        return path
+        if self.kind == "cpu":
+            return made_once(self.folder / f"{name}.aotair", lambda path: aotair.build(RECIPES[name], path))
+        return made_once(self.folder / "all", lambda path: build_elsewhere(path, self.kind)) / f"{name}.aotair"
 
     def load(self, name: str, **options: object) -> Model:
         return aotair.load(self.path(name), **({"device": self.kind} | options))
@@ -70,26 +69,20 @@ class Node:
         if self.has_graphs:
             getattr(torch, self.kind).empty_cache()
 
-    def _build(self, name: str) -> None:
-        if self.kind == "cpu":
-            aotair.build(RECIPES[name], self.folder / f"{name}.aotair")
-        else:
-            build_elsewhere(self.folder, self.kind)
-
 
 def for_device(name: str, kind: str) -> dict:
     """The recipe, with its target changed."""
     return RECIPES[name] | {"target": {"device": kind}}
 
 
-@functools.cache
 def build_elsewhere(folder: Path, kind: str) -> None:
-    """Build all RECIPES for a device in a process that has neither its package nor the device."""
+    """Build all RECIPES for a device into a new folder, in a process that has neither its package nor the device."""
+    making = folder.with_name(f"{folder.name}.making")
     hidden = {"PYTHONPATH", "LD_LIBRARY_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     clean = {name: value for name, value in os.environ.items() if name not in hidden}
     paths = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
     done = subprocess.run(
-        [sys.executable, str(Path(__file__)), str(folder), kind],
+        [sys.executable, str(Path(__file__)), str(making), kind],
         env=clean
         | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -97,6 +90,7 @@ def build_elsewhere(folder: Path, kind: str) -> None:
     )
     if done.returncode:
         pytest.fail(f"the artifacts for {kind} were not built:\n{done.stderr[-3000:]}")
+    making.rename(folder)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from nodes import Node
+from once import made_once
 from sequence_models import RECIPES
 
 import aotair
@@ -30,19 +31,18 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 @functools.cache
-def opened(folder, name: str, device: str):
-    """The artifact of one of RECIPES for a device, built where it is not there yet."""
-    path = folder / f"{name}.{device}.aotair"
-    if not path.exists():
-        with torch.device("cpu"):
-            aotair.build(RECIPES[name] | {"target": {"device": device}}, path)
-    return open_artifact(path)
+def opened(name: str, node: Node):
+    """The artifact of one of RECIPES for a device."""
+    recipe = RECIPES[name] | {"target": {"device": node.kind}}
+    with torch.device("cpu"):
+        path = node.folder / "sequences" / f"{name}.aotair"
+        return open_artifact(made_once(path, lambda out: aotair.build(recipe, out)))
 
 
 def load(name: str, node: Node, **options: object) -> Model:
     """One of RECIPES on a device."""
     pool = options.pop("pool", None)
-    artifact = opened(node.folder, name, node.kind)
+    artifact = opened(name, node)
     return Model(artifact, open_device(node.kind), settle(artifact.program.options, **options), pool)
 
 
@@ -80,8 +80,7 @@ class Sequence:
     """One sequence of calls, determined by its seed; `said` tells what was done, for whoever has to mend it."""
 
     seed: int
-    device: str
-    folder: object
+    node: Node
     schedule: Callable[[int], contextlib.AbstractContextManager]
     said: list[str] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
@@ -92,7 +91,7 @@ class Sequence:
         self.random = random.Random(self.seed)
         self.numbers = torch.Generator().manual_seed(self.seed)
         with contextlib.ExitStack() as stack:
-            pools = {name: aotair.graph_pool(self.device) for name in ("first", "second")}
+            pools = {name: aotair.graph_pool(self.node.kind) for name in ("first", "second")}
             self.models = [self._load(pools, stack) for _ in range(self.random.randint(1, 3))]
             for number in range(CALLS):
                 with self.schedule(self.seed * CALLS + number):
@@ -103,7 +102,7 @@ class Sequence:
 
     def _load(self, pools: dict, stack: contextlib.ExitStack) -> Loaded:
         choose, name = self.random.choice, self.random.choice(sorted(RECIPES))
-        artifact = opened(self.folder, name, self.device)
+        artifact = opened(name, self.node)
         names = [n for buckets in _bucket_names(artifact).values() for n in buckets]
         options = {
             "clone_input": choose([None, None, False]),
@@ -114,7 +113,7 @@ class Sequence:
         }
         pool = choose([None, "first", "first", "second"])
         settings = settle(artifact.program.options, **options)
-        model = Model(artifact, open_device(self.device), settings, pools.get(pool))
+        model = Model(artifact, open_device(self.node.kind), settings, pools.get(pool))
         stack.callback(model.close)
         self.said.append(f"m{len(self.said)} = load({name!r}, pool={pool}, {options})")
         return Loaded(name, model, options, pool)
@@ -207,7 +206,7 @@ class Sequence:
             made = torch.randint(0, int(spec.value_range[1]), shape, generator=self.numbers)
         else:
             made = torch.randn(shape, generator=self.numbers)
-        made = made.to(open_device(self.device).torch_device)
+        made = made.to(open_device(self.node.kind).torch_device)
         self.seen = [*self.seen[-3:], made]
         return made
 
@@ -296,6 +295,6 @@ def _bucket_names(artifact) -> dict[str, list[str]]:
     return {e.name: [describe(e, b.sizes) for b in e.buckets] for e in artifact.program.entry_points}
 
 
-def check(seed: int, device: str, folder, schedule=lambda seed: contextlib.nullcontext()) -> str:
+def check(seed: int, node: Node, schedule=lambda seed: contextlib.nullcontext()) -> str:
     """What one sequence got wrong, or nothing."""
-    return Sequence(seed, device, folder, schedule).run()
+    return Sequence(seed, node, schedule).run()

@@ -10,7 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 from cases import ROOT
+from marks import long
 from nodes import Node
+from once import made_once
 
 import aotair
 from aotair.model.load import load_model
@@ -20,24 +22,17 @@ from aotair.recipe.read import read_recipe
 sys.path.insert(0, str(ROOT))
 from examples.generate import generate, some_prompts, transformers_generate
 
-NAMES = ("llama", "qwen3", "deepseek_v3")
 TOKENS, LENGTHS = 8, (3, 17, 5, 60, 12, 33, 8, 1)
 
 
 @pytest.fixture(scope="session")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Path]:
+def language(common_folder: Path) -> Callable[[str, str, str], Path]:
     """The artifact of a recipe for a device and dtype, with two layers, built once."""
-    folder, made = tmp_path_factory.mktemp("language"), {}
 
     def get(name: str, device: str, dtype: str) -> Path:
-        key = (name, device, dtype)
-        if key not in made:
-            changes = (f"target.device={device}", f"model.dtype={dtype}", "model.kwargs.layers=2")
-            made[key] = aotair.build(
-                read_recipe(ROOT / "recipes" / f"{name}.yaml", changes),
-                folder / f"{name}.{device}.{dtype}.aotair",
-            )
-        return made[key]
+        changes = (f"target.device={device}", f"model.dtype={dtype}", "model.kwargs.layers=2")
+        recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml", changes)
+        return made_once(common_folder / f"{name}.{device}.{dtype}.aotair", lambda path: aotair.build(recipe, path))
 
     return get
 
@@ -52,7 +47,7 @@ def reference() -> Iterator[Callable[[str, str], torch.nn.Module]]:
     yield get
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", *map(long, ("qwen3", "deepseek_v3"))])
 def test_the_tokens_are_those_that_transformers_generates(name: str, node: Node, language, reference):
     with torch.device("cpu"):
         prompts = some_prompts(512, LENGTHS)
@@ -63,7 +58,7 @@ def test_the_tokens_are_those_that_transformers_generates(name: str, node: Node,
     assert again == ours, "rows of the cache that others used before"
 
 
-@pytest.mark.parametrize("dtype, atol", [("float32", 1e-4), ("float16", 2e-2), ("bfloat16", 1e-1)])
+@pytest.mark.parametrize("dtype, atol", [("float32", 1e-4), long("float16", 2e-2), ("bfloat16", 1e-1)])
 def test_the_logits_of_each_step(dtype: str, atol: float, node: Node, language, reference):
     """Beside the original in the same dtype, from a prompt on, in the same states."""
     with torch.device("cpu"):

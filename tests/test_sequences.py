@@ -2,6 +2,7 @@
 
 import pytest
 import sequences
+from nodes import Node
 
 from aotair_runtime.call import call_plan, entry
 from aotair_runtime.memory import overlap
@@ -9,15 +10,15 @@ from aotair_runtime.memory import overlap
 DEFAULT = 300
 
 
-def tried(request: pytest.FixtureRequest, folder, device: str, default: int = DEFAULT, **how) -> None:
+def tried(request: pytest.FixtureRequest, node: Node, default: int = DEFAULT, **how) -> None:
     count = request.config.getoption("--sequences") or default
     for seed in range(count):
-        assert sequences.check(seed, device, folder, **how) == ""
+        assert sequences.check(seed, node, **how) == ""
 
 
 @pytest.mark.timeout(3600)
 def test_random_sequences(request, artifacts):
-    tried(request, artifacts, "cpu")
+    tried(request, Node("cpu", artifacts / "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -31,4 +32,5 @@ def test_planted_faults_are_found(fault: str, artifacts, monkeypatch):
         monkeypatch.setattr(call_plan, "meet", lambda *_: False)
     else:
         monkeypatch.setattr(overlap.Spans, "meets", lambda *_: False)
-    assert any(sequences.check(seed, "cpu", artifacts) for seed in range(300))
+    node = Node("cpu", artifacts / "cpu")
+    assert any(sequences.check(seed, node) for seed in range(300))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+from once import made_once
 
 import aotair
 
@@ -14,13 +15,13 @@ BUCKETS = {
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write_checkpoint(
-        tmp_path_factory.mktemp("hub") / "tiny", checkpoints.seeded(checkpoints.llama())
-    )
+def checkpoint(common_folder: Path) -> Path:
+    model = checkpoints.seeded(checkpoints.llama())
+    return made_once(common_folder / "tiny", lambda path: checkpoints.write_checkpoint(path, model))
 
 
 @pytest.fixture(scope="session")
-def artifact(checkpoint: Path) -> Path:
+def artifact(checkpoint: Path, common_folder: Path) -> Path:
     model = {"pretrained": str(checkpoint), "kwargs": {"slots": 2, "length": 64}}
-    return aotair.build({"name": "tiny", "model": model, "entry_points": BUCKETS}, checkpoint.parent / "tiny.aotair")
+    recipe = {"name": "tiny", "model": model, "entry_points": BUCKETS}
+    return made_once(common_folder / "tiny.aotair", lambda path: aotair.build(recipe, path))

@@ -68,6 +68,7 @@ def test_gathered_latents_round_no_scores(dtype: torch.dtype, error: float):
     assert large.isfinite().all() and (query * 40).isfinite().all()
 
 
+@pytest.mark.long
 def test_few_tokens_meet_latents_and_many_are_expanded(tmp_path: Path):
     model = small(vocab_size=256)
     checkpoints.write_checkpoint(tmp_path / "w", model, tokenizer=False)

@@ -7,6 +7,7 @@ import checkpoints
 import pytest
 import torch
 import transformers as tf
+from marks import long
 
 import aotair
 from aotair.chat.generate import Generator
@@ -57,7 +58,7 @@ def over_blocks(served: aotair.Model, count: int) -> list[list[int]]:
     return torch.stack(found, 1).tolist()
 
 
-@pytest.mark.parametrize("config", [checkpoints.llama, sliding])
+@pytest.mark.parametrize("config", [checkpoints.llama, long(sliding)])
 def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
     model = written(tmp_path / "w", config())
     path = aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair")
@@ -79,6 +80,7 @@ def latent() -> tf.PretrainedConfig:
     return tf.DeepseekV3Config(**checkpoints.llama().to_diff_dict() | sizes | heads | {"model_type": "deepseek_v3"})
 
 
+@pytest.mark.long
 def test_latents_are_read_in_their_blocks(tmp_path: Path):
     model, asked = written(tmp_path / "w", latent()), recipe(tmp_path / "w")
     for entry in asked["entry_points"].values():
@@ -110,7 +112,7 @@ def lifted(path: Path) -> dict[str, int]:
     return {name: names.count(name) for name in names if name.startswith("npu::")}
 
 
-@pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), ("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
+@pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), long("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
 def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(name: str, mesh: dict[str, int], tmp_path: Path):
     written(tmp_path / "w", checkpoints.decoder(name))
     plain = recipe(tmp_path / "w", "float32", cache="static", slots=2)

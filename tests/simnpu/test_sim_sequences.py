@@ -2,9 +2,10 @@
 
 import pytest
 import simnpu
+from nodes import Node
 from test_sequences import tried
 
 
 @pytest.mark.timeout(3600)
 def test_random_sequences_in_random_orders(request, artifacts):
-    tried(request, artifacts, "npu", 60, schedule=simnpu.schedule)
+    tried(request, Node("npu", artifacts / "npu"), 60, schedule=simnpu.schedule)

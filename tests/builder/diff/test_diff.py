@@ -157,6 +157,7 @@ def test_other_names_and_lines_are_no_difference(first, folder: Path):
     assert not found.graphs and not found.plans and not found.weights, text(found)
 
 
+@pytest.mark.long
 def test_what_is_fused_otherwise_is_told_as_that(folder: Path):
     small = ["entry_points.prefill.buckets={batch: [1], seq: [16]}", "entry_points.decode.buckets={batch: [2]}"]
     found = []

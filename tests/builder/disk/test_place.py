@@ -216,6 +216,7 @@ def test_what_was_set_aside_is_read_and_put_back(tmp_path: Path):
     aotair.load(out).close()
 
 
+@pytest.mark.long
 def test_builds_and_signings_killed_at_random_moments_leave_the_old_one_or_the_new_one(tmp_path: Path):
     out = run("benchmarks.killed", "--kills", "60", "--folder", str(tmp_path))
     lines = [line for line in out.splitlines() if "of 60 kills" in line]
