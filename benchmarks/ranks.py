@@ -1,8 +1,9 @@
 """Artifacts of several ranks, in processes on this machine over Gloo: tokens, sizes, meeting, lost ranks.
 
-Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost`; `--models` for
-the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator FOLDER`, where
-that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated HCCL.
+Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost | host`;
+`--models` for the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator
+FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated
+HCCL. `host` is the host time of a call on four simulated NPUs, beside stock TorchAir.
 """
 
 import json
@@ -52,14 +53,23 @@ def main() -> None:
 
 
 def ranks(
-    count: int, what: str, artifact: Path, out: Path, *more: object, limit: float = 300, around: Sequence[str] = ()
+    count: int,
+    what: str,
+    artifact: Path,
+    out: Path,
+    *more: object,
+    limit: float = 300,
+    around: Sequence[str] = (),
+    packages: Path | None = None,
 ) -> list[Any]:
     """What each of `count` processes found; None for one that did not come to its end. `around`: a command that runs
-    theirs."""
+    theirs; `packages`: a folder of packages that they find too."""
     node = [sys.executable, "-m", "benchmarks.ranks_node", what, artifact, "--out", out]
     command = [*around, *map(str, (*node, *more))]
     here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     here["LOCAL_WORLD_SIZE"] = str(count)
+    if packages is not None:
+        here["PYTHONPATH"] = os.pathsep.join([str(packages.resolve()), here.get("PYTHONPATH", "")])
     made = []
     for rank in range(count):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
@@ -181,6 +191,29 @@ def _lost(folder: Path, given: Any) -> Iterator[Row]:
     yield Row("… seconds until the last rank says so; 3 is how long a rank is waited for", 12, max(seconds), "s")
 
 
+def _host(folder: Path, given: Any) -> Iterator[Row]:
+    """Both on the simulated NPU, whose own work is left out; three fresh sets of processes each, which take turns."""
+    from .device import LIB, PEER, SITE, simulated
+    from .ranks_decoder import recipe
+
+    simulated()
+    around = [sys.executable, "tests/simnpu/run.py", "--site", str(SITE), "--lib", str(LIB), "--"]
+    for layers in (4, 24):
+        artifact = aotair.build(recipe(layers, 4, "npu"), folder / f"decoder{layers}.aotair")
+        ours, theirs = [], []
+        for _ in range(3):
+            about = ("--count", layers, "--device", "npu")
+            ours.append(ranks(4, "host", artifact, folder / "said", *about, around=around))
+            theirs.append(ranks(4, "torchair", artifact, folder / "said", *about, around=around, packages=PEER))
+        error = max(one["error"] for said in (*ours, *theirs) for one in said)
+        every, peer = (statistics.median(one["every"] for said in found for one in said) for found in (ours, theirs))
+        driven = statistics.median(said[0]["driven"] for said in ours)
+        text = f"TorchAir {peer:.0f} us, ours {every:.0f} us"
+        yield Row(f"{layers} layers, 4 ranks: largest error of logits", 1e-3, error)
+        yield Row("… host time of a call that every rank makes, against TorchAir", 0.1, every / peer, "×", text)
+        yield Row("… of one that the first rank drives", 0.1, driven / peer, "×", f"ours {driven:.0f} us")
+
+
 def _small(folder: Path, count: int) -> Path:
     """A model of a few numbers, so that what is left is what the ranks say to each other."""
     out = folder / f"small{count}.aotair"
@@ -201,7 +234,7 @@ def _count(mesh: Mapping[str, int]) -> int:
     return count
 
 
-_PARTS = {"tokens": _tokens, "sizes": _sizes, "meet": _meet, "calls": _calls, "lost": _lost}
+_PARTS = {"tokens": _tokens, "sizes": _sizes, "meet": _meet, "calls": _calls, "lost": _lost, "host": _host}
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""What each rank of `benchmarks.ranks` does, in a process of its own; the first prints what it found, as JSON."""
+"""What each rank of `benchmarks.ranks` does, in a process of its own, which writes what it found as JSON."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["tokens", "meet", "calls", "lost"])
+    parser.add_argument("what", choices=["tokens", "meet", "calls", "lost", "host", "torchair"])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=1000)
@@ -81,6 +82,76 @@ def _calls(given: argparse.Namespace) -> dict[str, Any]:
             model.reset_state()
             answers.append([*size, model(_ids(*size, number)).double().sum().item()])
     return {"answers": answers}
+
+
+def _host(given: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of a call that every rank makes, and of one that the first rank drives, nothing done on devices; the
+    largest error of logits, three tokens in a row, before that."""
+    import simnpu
+
+    from .ranks_decoder import call_inputs
+
+    with aotair.load(given.artifact, device="npu", rank_timeout=60) as model:
+        inputs = call_inputs(model.device)
+        error = _error(given.count, lambda: model(*inputs), inputs)
+        with simnpu.null_device():
+            every = _microseconds(lambda: model(*inputs))
+            driven = 0.0
+            if not model.drives:
+                model.follow()
+            else:
+                with model.driver() as driver:
+                    driven = _microseconds(lambda: driver(*inputs))
+    return {"error": error, "every": every, "driven": driven}
+
+
+def _torchair(given: argparse.Namespace) -> dict[str, Any]:
+    """The same of stock TorchAir, each rank of which compiles for itself."""
+    import simnpu
+    import torch.distributed as dist
+    import torch_npu.dynamo.torchair as torchair
+
+    from .ranks_decoder import call_inputs, make
+
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    mesh = dist.device_mesh.init_device_mesh("npu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    dist.all_reduce(torch.ones(1, device="npu"), group=mesh.get_group())  # a capture makes no communicator
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    model = make(given.count, mesh).to("npu")
+    compiled = torch.compile(
+        model, backend=torchair.get_npu_backend(compiler_config=config), dynamic=False, fullgraph=True
+    )
+    inputs = call_inputs(torch.device("npu", torch.npu.current_device()))
+    with torch.no_grad():
+        error = _error(given.count, lambda: compiled(*inputs), inputs)
+        with simnpu.null_device():
+            return {"error": error, "every": _microseconds(lambda: compiled(*inputs))}
+
+
+def _error(layers: int, call: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]) -> float:
+    """How far logits are from those of the whole model, over three tokens."""
+    from .ranks_decoder import call_inputs, make
+
+    original, (ids, position) = make(layers), call_inputs(torch.device("cpu"))
+    worst = 0.0
+    with torch.no_grad():
+        for number in range(3):
+            for one in (inputs[1], position):
+                one.fill_(number)
+            worst = max(worst, (call().cpu() - original(ids, position)).abs().max().item())
+    return worst
+
+
+def _microseconds(call: Callable[[], object], calls: int = 1000) -> float:
+    times = []
+    for number in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+        if number % 50 == 0:
+            torch.npu.synchronize()
+    return statistics.median(times) * 1e6
 
 
 def _lost(given: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 from cases import ROOT
+from marks import long
 from ray import serve
 
 import aotair
@@ -81,7 +82,7 @@ def test_several_ranks_answer_in_the_open_inference_protocol(block: Deployed, fo
         torch.testing.assert_close(got, whole(torch.tensor(ids)), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kill", ["follower", "replica"])
+@pytest.mark.parametrize("kill", [long("follower"), "replica"])
 def test_nothing_is_lost_or_wrong_where_a_process_is_killed(block: Deployed, kill: str):
     found = measure(block, kill, clients=4, seconds=10)
     assert (found.lost, found.wrong) == (0, 0) and found.answered > 20 and found.back < 240
