@@ -35,28 +35,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the new text into the golden files")
     parser.addoption("--graphs", type=int, help="random graphs, or plans, to try  [by the test, 10 to 200]")
     parser.addoption("--sequences", type=int, help="random sequences of calls to try  [300, on the simulated NPU 60]")
-    parser.addoption("--long", action="store_true", help="run the tests marked long too  [left out]")
+    parser.addoption("--long", action="store_true", help="run all tests  [not those marked long]")
     parser.addoption("--faults", action="store_true", help="plant every fault in every model  [some in some]")
     parser.addoption("--browser", action="store_true", help="open the pages of reports in Chromium  [not at all]")
     parser.addoption("--devices", default=",".join(present()), help="where to run the runtime's tests  [all present]")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return None if _wants_long(config) else "tests marked long are left out: --long runs them too, or make test-long"
+    if _wants_all(config):
+        return None
+    others = "" if _on_cpu(config) else "; so are those that need none of these devices"
+    return f"tests marked long are left out{others}: --long runs them too, or make test-long"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless it was asked for."""
-    if _wants_long(config):
+    """Leave out what takes long, and where the CPU is not asked for what runs there, unless all is asked for."""
+    if _wants_all(config):
         return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_wanted = not item.get_closest_marker("long") and (_on_cpu(config) or _needs_device(item))
+        (kept if is_wanted else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items[:] = kept
 
 
-def _wants_long(config: pytest.Config) -> bool:
+def _wants_all(config: pytest.Config) -> bool:
     """By the option, or by a test's own name."""
     return config.getoption("--long") or any("::" in name for name in config.args)
+
+
+def _on_cpu(config: pytest.Config) -> bool:
+    return "cpu" in config.getoption("--devices").split(",")
+
+
+def _needs_device(item: pytest.Item) -> bool:
+    return "node" in getattr(item, "fixturenames", ()) or "simnpu" in item.path.parts
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

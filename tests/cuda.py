@@ -21,7 +21,9 @@ def main() -> int:
     if why := reason():
         print(f"NOT RUN, because there is no GPU to run on: tests/runtime and benchmarks.device\n  {why}")
         return 0
-    tests = subprocess.run([sys.executable, "-m", "pytest", "--devices", "cuda", "tests/runtime"], check=False)
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "--long", "--devices", "cuda", "tests/runtime"], check=False
+    )
     if tests.returncode:
         return tests.returncode
     return subprocess.run([sys.executable, "-m", "benchmarks.device", "--device", "cuda"], check=False).returncode

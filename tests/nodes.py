@@ -1,6 +1,7 @@
 """The devices that the runtime's tests run on, each as a node that loads artifacts built for it."""
 
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from cases import RECIPES, ROOT
 from once import made_once
 
 import aotair
+from aotair.share import usable_cores
 from aotair_runtime import Model
 
 
@@ -93,7 +95,11 @@ def build_elsewhere(folder: Path, kind: str) -> None:
     making.rename(folder)
 
 
+def _build(name: str) -> None:
+    aotair.build(for_device(name, sys.argv[2]), Path(sys.argv[1]) / f"{name}.aotair", jobs=1)
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    for recipe in RECIPES:
-        aotair.build(for_device(recipe, sys.argv[2]), target / f"{recipe}.aotair")
+    torch.set_num_threads(1)
+    with multiprocessing.get_context("fork").Pool(usable_cores()) as pool:
+        pool.map(_build, RECIPES, chunksize=1)
