@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,22 @@ def reloads(folder: Path, artifact: str, other: str, broken: str) -> object:
         stayed = places == [tensor.data_ptr() for tensor in model._resident.constants]
         captures = model.stats().captures
     return {"before": before, "after": after, "failed": failed, "kept": kept, "stayed": stayed, "captures": captures}
+
+
+def led(folder: Path, artifact: str, lost: str) -> object:
+    """Calls that rank 0 drives, until one of the ranks ends."""
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+        if model.rank == int(lost):
+            threading.Timer(1.0, os._exit, (1,)).start()
+        start = time.monotonic()
+        error = refused((lambda: drive(model)) if model.drives else model.follow)
+        return {"error": error, "seconds": time.monotonic() - start, "after": refused(lambda: model(ids(1, 1)))}
+
+
+def drive(model: aotair.Model) -> None:
+    with model.driver() as driver:
+        while True:
+            driver(ids(2, 4))
 
 
 def hands_over(folder: Path, artifact: str) -> object:

@@ -41,7 +41,7 @@ class _Party:
         self._abandon()
         return error
 
-    def broadcast(self, word: torch.Tensor) -> None:
+    def broadcast(self, message: bytearray) -> None:
         raise InternalError("threads are called together, and drive nobody")
 
     def close(self) -> None:

@@ -125,6 +125,13 @@ def test_a_rank_that_ends_is_named_at_once(shared: Path, tmp_path: Path, lost: i
     assert one["seconds"] < 4 and one["after"].startswith("ClosedError")
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_drives_or_is_driven_and_ends_is_named_at_once(shared: Path, tmp_path: Path, lost: int):
+    one = said(started(2, "led", tmp_path, shared, lost), tmp_path, expected=1)[1 - lost]
+    assert one["error"].startswith("RankError") and f"rank {lost} is gone" in one["error"]
+    assert one["seconds"] < 10 and one["after"].startswith("ClosedError")
+
+
 def test_a_rank_that_stands_still_is_named_within_the_time_that_was_asked_for(shared: Path, tmp_path: Path):
     processes = started(2, "loses", tmp_path, shared, 1, "stands")
     stop(processes[1].pid, tmp_path)

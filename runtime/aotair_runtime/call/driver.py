@@ -1,5 +1,6 @@
 """One rank calls, the others follow: each call is one message with its inputs, which is their agreement too."""
 
+import contextlib
 import math
 import threading
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ClosedError
 from ..format.schema import EntryPoint, Program
 from ..format.sizes import evaluate
 from ..format.structure import leaf_names
@@ -70,7 +71,8 @@ class Driver:
         with self._turn:
             if not self._closed:
                 self._closed = True
-                self._wire.send(_END, (), ())
+                with contextlib.suppress(ClosedError):  # the ranks have parted: nobody waits any more
+                    self._wire.send(_END, (), ())
 
 
 def follow(program: Program, entries: Mapping[str, RankedEntry], party: Party, device: torch.device) -> int:
@@ -101,31 +103,35 @@ class Wire:
         self._head = 8 * (1 + max(len(entry.dims) for entry in self._entries))
         most = max(_nbytes(entry, bucket.sizes) for entry in self._entries for bucket in entry.buckets)
         self._inline = min(most, _MOST_INLINE)
+        self._message = bytearray(self._head + self._inline)
+        bytes_ = torch.frombuffer(self._message, dtype=torch.uint8)
+        self._numbers, self._beside = bytes_[: self._head].view(torch.int64), bytes_[self._head :]
 
     def send(self, number: int, sizes: tuple[int, ...], values: Any) -> None:
-        message = torch.zeros(self._head + self._inline, dtype=torch.uint8, device="cpu")
-        head = message[: self._head].view(torch.int64)
-        head[: 1 + len(sizes)] = torch.tensor((number, *sizes), device="cpu")
-        raw = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in values]
-        payload = torch.cat(raw) if raw else message[:0]
-        if len(payload) <= self._inline:
-            message[self._head : self._head + len(payload)] = payload
-        self._party.broadcast(message)
-        if len(payload) > self._inline:
-            self._party.broadcast(payload)
+        self._numbers[: 1 + len(sizes)] = torch.tensor((number, *sizes), device="cpu")
+        nbytes = sum(value.nbytes for value in values)
+        larger = bytearray(nbytes if nbytes > self._inline else 0)
+        payload, at = torch.frombuffer(larger, dtype=torch.uint8) if larger else self._beside, 0
+        for value in values:
+            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            payload[at : at + len(raw)] = raw
+            at += len(raw)
+        self._party.broadcast(self._message)
+        if larger:
+            self._party.broadcast(larger)
 
     def receive(self, device: torch.device) -> "tuple[int, list[torch.Tensor]] | None":
-        message = torch.empty(self._head + self._inline, dtype=torch.uint8, device="cpu")
-        self._party.broadcast(message)
-        number, *sizes = message[: self._head].view(torch.int64).tolist()
+        self._party.broadcast(self._message)
+        number, *sizes = self._numbers.tolist()
         if number == _END:
             return None
         entry = self._entries[number]
         sizes = sizes[: len(entry.dims)]
-        payload, nbytes = message[self._head :], _nbytes(entry, sizes)
+        payload, nbytes = self._beside, _nbytes(entry, sizes)
         if nbytes > self._inline:
-            payload = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-            self._party.broadcast(payload)
+            larger = bytearray(nbytes)
+            self._party.broadcast(larger)
+            payload = torch.frombuffer(larger, dtype=torch.uint8)
         values, at = [], 0
         for spec in entry.inputs:
             shape, kind = [evaluate(size, sizes) for size in spec.shape], dtype(spec.dtype)

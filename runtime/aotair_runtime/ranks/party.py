@@ -16,11 +16,13 @@ from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ArgumentError, ClosedError, RankError
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
+from .lines import Lines, Listener, connected
 from .members import Board, Member
 from .words import SilentError, Words, opened, shared
 
 TIMEOUT = 300.0  # seconds
 _MOST_TIMEOUT = 1e7
+_COME = 10.0  # seconds until a rank of the same host is connected that was told to
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
 REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
 _MOST_SHOWN = 8
@@ -61,7 +63,7 @@ class Party(Protocol):
 
     def failure(self, error: Exception, own: bool = False) -> Exception: ...
 
-    def broadcast(self, word: torch.Tensor) -> None: ...
+    def broadcast(self, message: bytearray) -> None: ...
 
     def close(self) -> None: ...
 
@@ -80,6 +82,7 @@ class Processes:
         members = dist.get_process_group_ranks(world)
         self.rank, self.groups, self._closed = dist.get_rank(world), tuple[str, ...](), False
         self._words: Words | None = None
+        self._lines: Lines | None = None
         self._turn = 0  # how often the ranks have told each other what they are about to do
         _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, spoken_axes(program), self.rank)
@@ -93,7 +96,6 @@ class Processes:
         self.board.meet(mine)
         with self._named_failures():
             self._control = self._connected("calls", self._callers, "cpu", self._timeout)
-            self._driven = self._connected("driven", self._callers, "cpu", _FOREVER)
             names = []
             for number, axis in enumerate(self.mesh):
                 others = partners(self.mesh, {number}, self.rank)
@@ -102,6 +104,10 @@ class Processes:
                 )
             self.groups = tuple(names)
         self._words = self._shared_words()
+        self._lines = None if self._words is None else self._driving_lines()
+        if self._lines is None:
+            with self._named_failures():
+                self._driven = self._connected("driven", self._callers, "cpu", _FOREVER)
 
     def _connected(self, name: str, ranks: Sequence[int], device: str, timeout: timedelta) -> ProcessRanks:
         """These ranks, connected to each other."""
@@ -129,6 +135,26 @@ class Processes:
         if memory is None or any(text != "True" for text in seen.values()):
             return None
         return Words(memory, self._callers.index(self.rank), len(self._callers), length)
+
+    def _driving_lines(self) -> Lines | None:
+        """Of a rank that drives others of its host, or is driven; None where they cannot be made."""
+        (first, *others), made = self._callers, None
+        seconds = self._timeout.total_seconds()
+        if self.rank == first:
+            with contextlib.suppress(OSError), contextlib.closing(Listener()) as listener:
+                self.board.tell("listens", json.dumps([listener.address, listener.token.hex()]))
+                made = listener.accepted(len(others), min(_COME, seconds), seconds)
+            if made is None:
+                self.board.tell("listens", "null")
+        elif told := json.loads(self.board.hear("listens", [first])[first]):
+            with contextlib.suppress(OSError):
+                made = connected(told[0], bytes.fromhex(told[1]), others.index(self.rank), min(_COME, seconds))
+        self.board.tell("line", str(made is not None))
+        if all(text == "True" for text in self.board.hear("line", self._callers).values()):
+            return made
+        if made is not None:
+            made.close()
+        return None
 
     # ---- agreement ------------------------------------------------------------------------------------------------
 
@@ -219,12 +245,17 @@ class Processes:
             fix="the model is closed here: load it again once all ranks are there",
         )
 
-    def broadcast(self, word: torch.Tensor) -> None:
-        """The word of the rank that drives, on the host, becomes that of all that make its calls."""
+    def broadcast(self, message: bytearray) -> None:
+        """The message of the rank that drives becomes that of all that make its calls, who wait for it."""
         if self._closed:
             raise ClosedError("the ranks have parted", fix="load the artifact again on all of them")
         with self._named_failures():
-            self._driven.broadcast(word)
+            if self._lines is None:
+                self._driven.broadcast(torch.frombuffer(message, dtype=torch.uint8))
+            elif self.drives:
+                self._lines.send(message)
+            else:
+                self._lines.receive(message)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -242,6 +273,8 @@ class Processes:
         forget(self.groups)
         if self._words is not None:
             self._words.close()
+        if self._lines is not None:
+            self._lines.close()
         for made in self._made:
             made.close()
         self._made.clear()
