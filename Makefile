@@ -90,7 +90,7 @@ docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an erro
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hours)
+bench: $(INSTALLED) ## the figures, beside the peers' (takes three hours)
 	$(BIN)/python -m pip install --quiet -e '.[bench,others,ray]'
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
@@ -116,6 +116,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes two and a half hour
 	$(BIN)/python -m benchmarks.large
 	$(BIN)/python -m benchmarks.quantized
 	$(BIN)/python -m benchmarks.exchanged
+	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.killed
 	$(BIN)/python -m benchmarks.faults
