@@ -89,6 +89,15 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What came of one of several recipes, by its number: what it was built into, or why it could not be."""
+
+    number: int
+    summary: Summary | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Bisection:
     """To find the pass, and then the rewrite, that makes a build wrong: `stop_after` names the last pass to run, as
     `NAME:2` where one is meant that is not its last run; `max_rewrites` is how many rewrites all passes together may

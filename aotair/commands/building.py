@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,10 +12,14 @@ from aotair_runtime.format.schema import Program
 
 from .echo import echo
 from .options import ALLOW, ALLOW_OP, JSON, SET
+from .several import build_all
+
+if TYPE_CHECKING:
+    from ..recipe.recipe import Recipe
 
 
 @click.command()
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Directory to write  [default: NAME.aotair]")
 @SET
 @ALLOW
@@ -45,9 +49,12 @@ from .options import ALLOW, ALLOW_OP, JSON, SET
     metavar="N",
     help="Share the work out to so many processes; the artifact is the same.  [default: one for each usable core]",
 )
+@click.option(
+    "--on", type=click.Choice(["ray"]), help="Build all recipes at the same time, by the workers of a Ray cluster."
+)
 @JSON
 def build(
-    recipe: Path,
+    recipes: tuple[Path, ...],
     out: Path | None,
     changes: tuple[str, ...],
     namespaces: tuple[str, ...],
@@ -57,23 +64,37 @@ def build(
     max_rewrites: int | None,
     like: Path | None,
     jobs: int | None,
+    on: str | None,
     as_json: bool,
 ) -> None:
-    """Build RECIPE into an artifact, and prove it against the original model."""
+    """Build each RECIPE into an artifact, and prove it against the original model."""
     from ..builder import build_with_summary
-    from ..recipe.read import read_recipe
     from ..report.progress import Progress, summary_table
     from ..summary import Bisection
+
+    parsed = [_read(recipe, changes, namespaces, ops) for recipe in recipes]
+    alone: dict[str, object] = {"--out": out, "--dump-graph": dump_graph, "--stop-after": stop_after}
+    alone |= {"--max-rewrites": max_rewrites, "--like": like}
+    if on is not None or len(recipes) > 1:
+        if given := [name for name, value in alone.items() if value is not None]:
+            raise click.UsageError(f"{', '.join(given)}: for one recipe, and not with --on")
+        build_all(recipes, parsed, jobs, on, as_json)
+        return
+    if dump_graph is not None:
+        parsed[0] = parsed[0].model_copy(update={"config": parsed[0].config.dumping_into(dump_graph)})
+    with Progress(quiet=as_json) as progress:
+        summary = build_with_summary(parsed[0], out, progress, Bisection(stop_after, max_rewrites), like, jobs)
+    echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
+
+
+def _read(recipe: Path, changes: tuple[str, ...], namespaces: tuple[str, ...], ops: tuple[str, ...]) -> "Recipe":
+    """The recipe with what the command line changes."""
+    from ..recipe.read import read_recipe
 
     parsed = read_recipe(recipe, changes)
     more = {"allow_namespaces": namespaces, "allow_ops": ops}
     allowed = {name: [*dict.fromkeys((*getattr(parsed.target, name), *given))] for name, given in more.items()}
-    parsed = parsed.model_copy(update={"target": parsed.target.model_copy(update=allowed)})
-    if dump_graph is not None:
-        parsed = parsed.model_copy(update={"config": parsed.config.dumping_into(dump_graph)})
-    with Progress(quiet=as_json) as progress:
-        summary = build_with_summary(parsed, out, progress, Bisection(stop_after, max_rewrites), like, jobs)
-    echo(json.dumps(summary.as_dict(), indent=2) if as_json else summary_table(summary))
+    return parsed.model_copy(update={"target": parsed.target.model_copy(update=allowed)})
 
 
 @click.command()
