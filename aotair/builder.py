@@ -392,7 +392,9 @@ class _Line:
 
 
 def _shared_out(shared: Split) -> SharedOut | None:
-    return SharedOut(mesh_text(shared.mesh), dict(shared.styles), dict(shared.kept)) if shared.mesh else None
+    if not shared.mesh:
+        return None
+    return SharedOut(mesh_text(shared.mesh), dict(shared.styles), dict(shared.kept), *shared.weights())
 
 
 def _checked(model: torch.nn.Module, job: Job) -> Job:

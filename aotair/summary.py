@@ -46,11 +46,13 @@ class Quantised:
 @dataclass(frozen=True)
 class SharedOut:
     """What the ranks of `mesh` share out: modules by style; and what each of them has whole, though the plan names it,
-    with the reason."""
+    with the reason. `weights`: the bytes of a rank's, as the original has them, and `whole` what every rank has."""
 
     mesh: str
     styles: dict[str, int]
     kept: dict[str, str]
+    weights: int
+    whole: int
 
 
 @dataclass(frozen=True)

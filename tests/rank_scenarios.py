@@ -1,5 +1,6 @@
 """What the processes of tests/runtime/test_ranks.py do. `python rank_scenarios.py SCENARIO FOLDER ARGUMENT …`"""
 
+import functools
 import json
 import os
 import sys
@@ -50,6 +51,7 @@ def calls(folder: Path, artifact: str) -> object:
             with model.driver() as driver:
                 found["driven"] = [driver(ids(*size, n)).tolist() for n, size in enumerate(sizes)]
                 found["misfit"] = refused(lambda: driver(ids(9, 4)))
+                found["none"] = [refused(functools.partial(driver, value)) for value in ("a", None, [1, 2])]
                 with ThreadPoolExecutor(4) as threads:
                     given = [ids(1, 1 + n % 4, n) for n in range(40)]
                     found["at_once"] = [one.tolist() for one in threads.map(driver, given)]
@@ -59,6 +61,7 @@ def calls(folder: Path, artifact: str) -> object:
         promised = next(item.nbytes for item in model.promise.items if item.name == "weights")
         found["weights"] = [promised, sum(tensor.nbytes for tensor in model._resident.constants)]
         found["profile"] = refused(model.profile)
+        found["snapshot"] = refused(lambda: model.snapshot(folder / "snap", ids(1, 1)))
     found["closed"] = refused(lambda: model(ids(1, 1)))
     return found
 

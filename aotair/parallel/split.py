@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from aotair_runtime.devices import groups
+from aotair_runtime.errors import AotairError
 from aotair_runtime.format.mesh import again, part_of, within
 from aotair_runtime.format.schema import Axis, Joined, Shard
 
-from ..errors import ModelError
+from ..errors import ModelError, user_frame
 from ..model.tied_names import JOINED
 from .plan import Planned, own_plan, planned, units_of
 from .stages import STAGES, keep_first_stage, named_tensors
@@ -40,6 +41,11 @@ class Split:
     kept: Mapping[str, str] = field(default_factory=dict)
     styles: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def weights(self) -> tuple[int, int]:
+        """The bytes of a rank's weights, and those of them that every rank has."""
+        sizes = {name: weight.nbytes for name, weight in self.model.named_parameters()}
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in self.parts)
 
 
 def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, str], where: str) -> Split:
@@ -106,6 +112,7 @@ class _Splitter:
             by_parent.setdefault(self._unit(one), []).append(one)
         for unit, members in by_parent.items():
             try:
+                self._refuse_beside(unit, members)
                 cuts = [(one, list(self._cuts(one))) for one in members]
             except CannotCut as why:
                 what, ranks = why.args
@@ -128,6 +135,18 @@ class _Splitter:
             if known is not None and known[0] != cut.shard:
                 raise CannotCut(f"{cut.name} is tied to a weight that is cut otherwise", 0)
             yield cut
+
+    def _refuse_beside(self, unit: str, members: Sequence[Planned]) -> None:
+        """Raises CannotCut where something else in the unit has a row for each of the heads that are shared out."""
+        parent = self._model.get_submodule(unit)
+        cut = {one.name for one in members}
+        columns = [one for one in members if one.style == "colwise"]
+        heads = {units_of(self._model.get_submodule(one.name), parent, one.style) for one in columns} - {0, 1}
+        for name, tensor in parent.named_parameters(prefix=unit):
+            rows = tensor.shape[0] if tensor.dim() else 0
+            is_width = tensor.dim() == 1 and rows == getattr(parent, "head_dim", None)
+            if name.rpartition(".")[0] not in cut and rows in heads and not is_width:
+                raise CannotCut(f"{name.removeprefix(unit + '.')} has a row for each head, and no style", 0)
 
     def _share_out(self, one: Planned, cuts: Sequence[Cut]) -> None:
         module = self._model.get_submodule(one.name)
@@ -210,7 +229,7 @@ class _Splitter:
         if said is None:
             return
         with pretended(self._mesh):
-            shards: Mapping[str, Shard] = said(self._within_a_stage())
+            shards = self._said(said)
         for name, shard in shards.items():
             staged, buffer = self.parts.get(name), self._whole.get_buffer(name)
             if staged is None:
@@ -219,6 +238,23 @@ class _Splitter:
                 self.parts[name] = Part(staged.whole, again(staged.shard, shard))
             path, _, own = name.rpartition(".")
             self._model.get_submodule(path)._buffers[own] = part_of(buffer, shard, 0).clone()
+
+    def _said(self, split_states: Any) -> Mapping[str, Shard]:
+        """What `split_states` says, which calls the model as a rank has it. Raises ModelError where that fails."""
+        try:
+            found: Mapping[str, Shard] = split_states(self._within_a_stage())
+        except AotairError:
+            raise
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"mesh: the model cannot be called as ranks share it out{user_frame(error)}",
+                where=self._where,
+                expected="a plan under which a rank's layers fit each other",
+                got=f"{type(error).__name__}: {text}",
+                fix="leave out the axis, or share out by patterns what can be: parallel: {PATTERN: STYLE}",
+            ) from error
+        return found
 
     def _within_a_stage(self) -> dict[str, Part]:
         """The parts, as they would be if each stage were the whole model."""

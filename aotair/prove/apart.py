@@ -26,9 +26,18 @@ class Apart:
 
     error: float = 0.0
     units: float = 0.0
-    wrong: Mapping[str, Difference] = field(default_factory=dict)
+    wrong: Mapping[str, "Wrong"] = field(default_factory=dict)
     slack: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[str, "Seen"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is beyond the tolerance, and what would have been allowed, in words."""
+
+    error: float
+    units: float
+    expected: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ def apart(
     how far it moves itself; but not where the error is within what is `known` of other calls of the same entry point.
     `ask`: in any case."""
     error = units = 0.0
-    wrong: dict[str, Difference] = {}
+    wrong: dict[str, Wrong] = {}
     slack: dict[str, float] = {}
     seen: dict[str, Seen] = {}
     for name, wanted, gotten, with_moved in _pairs(want, got):
@@ -72,7 +81,7 @@ def apart(
                 found, slack[name] = _beside(*beside[:-1], tolerance, far), far
         error, units = max(error, found.error), max(units, found.units)
         if not found.within:
-            wrong[name] = found
+            wrong[name] = Wrong(found.error, found.units, allowed(tolerance, wanted.dtype))
     return Apart(error, units, wrong, slack, seen)
 
 
@@ -107,11 +116,11 @@ def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside
     return mine, wanted, there, greatest(wanted)
 
 
-def allowed(tolerance: Tolerance) -> str:
-    """What errors say of the bound."""
-    if not tolerance.scale:
-        return f"within {tolerance_text(tolerance)}"
-    text = f"within {tolerance_text(tolerance)}"
+def allowed(tolerance: Tolerance, kind: torch.dtype) -> str:
+    """What errors say of the bound for numbers of a dtype."""
+    text = f"within {tolerance_text(tolerance, kind)}"
+    if not tolerance.scale or not (kind.is_floating_point or kind.is_complex):
+        return text
     return f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
 
 

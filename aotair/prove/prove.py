@@ -28,7 +28,7 @@ from ..model.samples import Poison, poisoned, poisons, random_inputs, real_input
 from ..model.written import Written
 from ..recipe.job import Job
 from ..share import one_thread, shared_out
-from .apart import Apart, Seen, allowed, apart, least
+from .apart import Apart, Seen, apart, least
 from .lived import Lived
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
@@ -300,7 +300,7 @@ class _Prover:
             raise ProofError(
                 f"{where}: the output {name!r} is not the original model's",
                 where=self._job.where,
-                expected=allowed(self._job.tolerance),
+                expected=wrong.expected,
                 got=f"an error of {wrong.error:.3g} ({wrong.units:.3g} units in the last place)",
                 fix=_SHARED_OUT
                 if self._model.program.mesh
@@ -450,6 +450,7 @@ class _Prover:
         found = apart(want, got, tolerance, self.known)
         if not found.wrong:
             return found
+        first = next(iter(found.wrong.values()))
         changed = [
             f"{name} (error {wrong.error:.3g}, {wrong.units:.3g} units in the last place)"
             for name, wrong in found.wrong.items()
@@ -460,7 +461,7 @@ class _Prover:
         raise ProofError(
             f"padding the dimension {' and '.join(padded)} of the input {', '.join(inputs)} changes the outputs",
             where=f"{self._job.where}: bucket {describe(self._entry, bucket.sizes)}",
-            expected=f"the original's outputs at {describe(self._entry, sizes)}, {allowed(tolerance)}",
+            expected=f"the original's outputs at {describe(self._entry, sizes)}, {first.expected}",
             got=f"{', '.join(changed)} changed, with {', '.join(filled)}"
             + (f", real values: {words}" if words else ""),
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "

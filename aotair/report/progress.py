@@ -160,6 +160,7 @@ def _shared_out(summary: Summary) -> list[list[str]]:
         return []
     rows = [["ranks, proved together", shared.mesh]]
     rows += [[f"shared out: {style}", f"{count}"] for style, count in shared.styles.items()]
+    rows += [["bytes of a rank's weights / on every rank", f"{shared.weights:,} / {shared.whole:,}"]]
     alike: dict[tuple[str, str], int] = {}
     for name, why in shared.kept.items():
         key = (re.sub(r"\d+", "*", name), why)

@@ -434,7 +434,8 @@ class Model:
         _log.info("%s has other weights, after %.3f s", in_line(self.program.name), time.perf_counter() - began)
 
     def on_all_ranks(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """What is done within succeeds on all ranks of the model, or raises on all."""
+        """What is done within succeeds on all ranks that make calls together, or raises on all of them: ranks of other
+        replicas (`dp`) take no part."""
         return together(self._party, what)
 
     def __reduce__(self) -> str:
@@ -532,6 +533,8 @@ class Model:
         not fit.
         """
         self._refuse_closed()
+        if self._party is not None:
+            raise ArgumentError("snapshot() is for models of one rank", fix="build the recipe without mesh")
         if entry is not None and entry not in self.entry_points:
             raise ArgumentError("no such entry point", expected=", ".join(self.entry_points), got=repr(entry)[:80])
         from .snapshot.file import write_snapshot

@@ -103,3 +103,16 @@ def test_bounds_in_words():
     assert tolerance_text(Tolerance(1e-3, 0.0)) == "atol 0.001 and rtol 0"
     assert tolerance_text(Tolerance(0.0, 0.0, 1e-2)) == "0.01 of the greatest number of its row"
     assert tolerance_text(Tolerance(1e-3, 1e-2, 1e-2)).startswith("atol 0.001 and rtol 0.01 and 0.01 of the")
+
+
+@pytest.mark.parametrize("scale, off, within", [(0.05, 1, True), (0.05, 2, False), (1e-6, 1, False), (1e-6, 0, True)])
+def test_whole_numbers_that_were_rounded_may_be_off_by_a_step_where_the_bound_is_coarse(
+    scale: float, off: int, within: bool
+):
+    want = torch.full((2, ROW), 100, dtype=torch.int8)
+    got = want.clone()
+    got[1, 3] += off
+    found = difference(got, want, tolerance := Tolerance(0.0, 0.0, scale))
+    assert (found.within, found.error, found.units) == (within, off, off)
+    assert tolerance_text(tolerance, torch.int8) == f"{int(scale > 1e-3)} of each whole number"
+    assert tolerance_text(tolerance, torch.int64) == "0 of each whole number"

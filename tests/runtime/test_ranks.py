@@ -45,7 +45,8 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
         assert "called differently" in one["differ"] and "rank 1: entry point 0, sizes [2, 4]" in one["differ"]
         assert one["dtype"].startswith("DTypeError") and one["closed"].startswith("ClosedError")
         assert one["golden"] == [True, True] and one["weights"][0] == one["weights"][1]
-        assert "one rank" in one["profile"]
+        assert "one rank" in one["profile"] and "one rank" in one["snapshot"]
+    assert all(text.startswith("ArgumentError") for text in first["none"]) and len(first["none"]) == 3
     assert first["refused"].startswith("RankError") and "rank 1: refused its inputs" in first["refused"]
     assert second["refused"].startswith("ShapeError") and first["again"] == second["again"]
     assert second["followed"] == len(SIZES) + 40 and first["misfit"].startswith("ShapeError")

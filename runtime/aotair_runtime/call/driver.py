@@ -59,7 +59,7 @@ class Driver:
         return entry.packed(self._flat(entry, args, kwargs))
 
     def _flat(self, entry: RankedEntry, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
-        values = [torch.as_tensor(value) for value in entry.ordered(args, kwargs)]
+        values: Any = entry.ordered(args, kwargs)
         with self._turn:
             if self._closed:
                 raise ArgumentError("the driver was closed", fix="make another with Model.driver()")

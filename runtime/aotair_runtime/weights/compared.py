@@ -44,9 +44,10 @@ def difference(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance, slac
     size = torch.where(want.isfinite(), want.abs(), 0.0)
     greatest = size.amax(1, keepdim=True)
     bound = tolerance.atol + tolerance.rtol * size + (greatest * _share(rows.dtype, tolerance)).clamp(min=slack)
-    if tolerance.scale >= _COARSE and rows.dtype in (torch.int8, torch.uint8):
-        bound = bound.clamp(min=1.0)  # what is rounded to a whole step may be rounded to the next one
-    step = torch.where(greatest > 0, greatest, 1.0) * _step(rows.dtype)
+    if _has_steps(rows.dtype, tolerance):
+        bound = bound.clamp(min=1.0)
+    sizes = torch.where(greatest > 0, greatest, 1.0) if _has_fractions(rows.dtype) else torch.ones_like(greatest)
+    step = sizes * _step(rows.dtype)
     return Difference(float(error.max()), float((error / step).max()), bool((error <= bound).all()))
 
 
@@ -56,8 +57,10 @@ def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> 
     return found.error, found.within
 
 
-def tolerance_text(tolerance: Tolerance) -> str:
-    """What errors say of a bound."""
+def tolerance_text(tolerance: Tolerance, kind: torch.dtype = torch.float32) -> str:
+    """What errors say of a bound, for numbers of a dtype."""
+    if not _has_fractions(kind) and tolerance.scale:
+        return f"{1 if _has_steps(kind, tolerance) else 0} of each whole number"
     absolute = [f"{name} {value:g}" for name in ("atol", "rtol") if (value := getattr(tolerance, name))]
     if not tolerance.scale:
         return f"atol {tolerance.atol:g} and rtol {tolerance.rtol:g}"
@@ -87,13 +90,22 @@ def _unlike(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 def _share(dtype: torch.dtype, tolerance: Tolerance) -> float:
     """Of the greatest number of a row, what each element may be off."""
-    rounds = tolerance.scale and (dtype.is_floating_point or dtype.is_complex)
+    rounds = tolerance.scale and _has_fractions(dtype)
     return max(tolerance.scale, _OWN * _step(dtype)) if rounds else 0.0
 
 
 def _step(dtype: torch.dtype) -> float:
     """What a unit in the last place of 1 is; of integers, 1."""
-    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 1.0
+    return torch.finfo(dtype).eps if _has_fractions(dtype) else 1.0
+
+
+def _has_steps(dtype: torch.dtype, tolerance: Tolerance) -> bool:
+    """Whether numbers of the dtype are others that were rounded: to a whole step, or then to the next one."""
+    return tolerance.scale >= _COARSE and dtype in (torch.int8, torch.uint8)
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -224,3 +224,46 @@ def test_the_report_says_how_many_ranks_there_are(tmp_path: Path):
 def test_a_recipe_with_a_mesh_is_not_debugged():
     with pytest.raises(UnsupportedError, match="ranks share out"):
         debug(RECIPES["shared"], Asked())
+
+
+class Gated(torch.nn.Module):
+    """Attention whose heads have a number each that no plan names; `calls` is what `split_states` asks for."""
+
+    def __init__(self, rows: int = 4):
+        super().__init__()
+        self.head_dim = 8
+        self.q_proj, self.o_proj = torch.nn.Linear(16, 32, bias=False), torch.nn.Linear(32, 16, bias=False)
+        self.sinks = torch.nn.Parameter(torch.rand(rows))
+
+    def forward(self, x):
+        return self.o_proj((self.q_proj(x).view(-1, 4, 8) * self.sinks[:4, None]).flatten(1))
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, rows: int):
+        super().__init__()
+        self.attention, self.up, self.down = Gated(rows), torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.attention(x))))
+
+    def split_states(self, parts):
+        self(torch.zeros(2, 16))
+        return {}
+
+
+PATTERNS = {"attention.q_proj": "colwise", "attention.o_proj": "rowwise", "up": "colwise", "down": "rowwise"}
+
+
+def test_heads_with_something_beside_them_stay_whole_with_the_reason():
+    shared = split(Layers(4), (Axis("tp", 2),), PATTERNS, "here")
+    assert shared.kept == {"attention": "sinks has a row for each head, and no style"}
+    assert set(shared.parts) == {"up.weight", "up.bias", "down.weight"}
+    on_all = 2 * 16 * 32 + 4 + 16  # both projections, sinks, the bias that is added once
+    assert shared.weights() == (4 * (on_all + 16 * (16 + 1 + 16)), 4 * on_all)
+
+
+def test_a_model_that_cannot_be_called_in_parts_is_refused_in_words():
+    with pytest.raises(ModelError, match="cannot be called as ranks share it out") as caught:
+        split(Layers(6), (Axis("tp", 2),), PATTERNS, "here")
+    assert "test_shared_out.py" in str(caught.value) and caught.value.got.startswith("RuntimeError: ")
