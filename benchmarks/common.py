@@ -5,9 +5,11 @@ import json
 import math
 import os
 import socket
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,6 +77,18 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def host_microseconds(call: Callable[[], object], synchronize: Callable[[], object], calls: int) -> float:
+    """The median time of one call, with the device kept from piling up work."""
+    times = []
+    for number in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+        if number % 50 == 0:
+            synchronize()
+    return statistics.median(times) * 1e6
 
 
 def _cells(row: Row) -> list[str]:

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import random
-import statistics
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from .common import host_microseconds
 from .decoder import BATCHES, call_inputs, make
 
 DEVICE = sys.argv[2]
@@ -43,15 +43,7 @@ def reserved_in_pools() -> int:
 
 
 def microseconds(call, calls: int = CALLS) -> float:
-    """The median time of one call, with the device kept from piling up work."""
-    times = []
-    for number in range(calls):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-        if number % 50 == 0:
-            api().synchronize()
-    return statistics.median(times) * 1e6
+    return host_microseconds(call, api().synchronize, calls)
 
 
 def all_inputs(layers: int) -> list[list[torch.Tensor]]:

@@ -16,6 +16,8 @@ import torch
 import aotair_runtime as aotair
 from aotair_runtime.errors import AotairError, OutputHeldWarning, RankError
 
+from .common import host_microseconds
+
 warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 
@@ -143,15 +145,8 @@ def _error(layers: int, call: Callable[[], torch.Tensor], inputs: Sequence[torch
     return worst
 
 
-def _microseconds(call: Callable[[], object], calls: int = 1000) -> float:
-    times = []
-    for number in range(calls):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-        if number % 50 == 0:
-            torch.npu.synchronize()
-    return statistics.median(times) * 1e6
+def _microseconds(call: Callable[[], object]) -> float:
+    return host_microseconds(call, torch.npu.synchronize, 1000)
 
 
 def _lost(given: argparse.Namespace) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.mesh import ranks_of
 from aotair_runtime.format.schema import Axis, Tolerance
 
 from .. import fusion
@@ -82,7 +83,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
         quantize=recipe.quantize,
-        mesh=tuple(Axis(name, size) for name, size in recipe.mesh.items()),
+        mesh=_mesh(recipe),
         parallel=recipe.parallel,
         seed=recipe.verify.seed,
         tolerance=golden_tolerance(recipe),
@@ -111,6 +112,12 @@ def _prompts(recipe: Recipe) -> Callable[[EntryJob], list[dict[str, torch.Tensor
         return None
     prompts: Any = import_callable("aotair.hf.tasks:prompts", recipe.folder, recipe.where, "model.pretrained")
     return functools.partial(prompts, part.pretrained, part.task, texts, recipe.folder, recipe.where)
+
+
+def _mesh(recipe: Recipe) -> tuple[Axis, ...]:
+    """The axes; none where one rank is all there is, which needs nobody to start it."""
+    axes = tuple(Axis(name, size) for name, size in recipe.mesh.items())
+    return axes if ranks_of(axes) > 1 else ()
 
 
 def _companions(recipe: Recipe) -> Callable[[Path], object] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import MODELS, RECIPES
+from cases import MODELS, RECIPES, SHARES_ITSELF
 from models import Shared
 
 import aotair
@@ -267,3 +267,13 @@ def test_a_model_that_cannot_be_called_in_parts_is_refused_in_words():
     with pytest.raises(ModelError, match="cannot be called as ranks share it out") as caught:
         split(Layers(6), (Axis("tp", 2),), PATTERNS, "here")
     assert "test_shared_out.py" in str(caught.value) and caught.value.got.startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("parts", [{}, {"parallel": "model", "model": {"factory": f"{MODELS}:SharesItself"}}])
+def test_one_rank_is_no_mesh(tmp_path: Path, parts: dict):
+    recipe = RECIPES["shared"] | {"mesh": {"dp": 1, "tp": 1}} | parts
+    if parts:
+        recipe |= {"inputs": SHARES_ITSELF["inputs"], "buckets": SHARES_ITSELF["buckets"]}
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    assert read_program(path).mesh == () and not collectives(read_program(path))
+    aotair.load(path).close()

@@ -52,7 +52,7 @@ def on_host(path: Path) -> AllRanks:
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"pp": 1}, {"pp": 2}, {"pp": 4}, {"dp": 2, "pp": 2}, {"pp": 2, "tp": 2}, {"tp": 2, "pp": 2}], ids=str
+    "mesh", [{"pp": 2}, {"pp": 4}, {"dp": 2, "pp": 2}, {"pp": 2, "tp": 2}, {"tp": 2, "pp": 2}], ids=str
 )
 def test_every_mesh_gives_the_numbers_of_the_whole_model_call_after_call(mesh: dict[str, int], tmp_path: Path):
     recipe = asked(mesh, **(WIDTHS if "tp" in mesh else {}))
