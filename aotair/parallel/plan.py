@@ -73,7 +73,9 @@ def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
     """What transformers' model within says of itself (`tp_plan`), with an axis `ep` their experts apart, and with one
     `pp` its layers in stages."""
     axes, found = places(mesh), dict[str, Planned]()
-    path, plan = next(((path, plan) for path, one in model.named_modules() if (plan := _plan_of(one))), ("", {}))
+    kinds = ("_tp_plan", "_ep_plan") if "ep" in axes else ("_tp_plan",)
+    plans = ((path, _plan_of(one, kinds)) for path, one in model.named_modules())
+    path, plan = next((found for found in plans if found[1]), ("", {}))
     names = dict(model.get_submodule(path).named_modules(prefix=path))
     for pattern, theirs in plan.items():
         style = _THEIR_NAMES.get(theirs)
@@ -88,10 +90,11 @@ def own_plan(model: nn.Module, mesh: Sequence[Axis]) -> list[Planned]:
     return list(found.values())
 
 
-def _plan_of(module: nn.Module) -> dict[str, str]:
-    """That of a module and all within, of which the outermost knows those of the others."""
-    plan = getattr(module, "_tp_plan", None)
-    return plan if isinstance(plan, dict) else {}
+def _plan_of(module: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
+    """That of a module and all within, of which the outermost knows those of the others; the first kind of plan wins
+    where several name a module."""
+    plans = [plan for kind in kinds if isinstance(plan := getattr(module, kind, None), dict)]
+    return {pattern: style for plan in reversed(plans) for pattern, style in plan.items()}
 
 
 def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:

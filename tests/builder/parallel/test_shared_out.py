@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from cases import MODELS, RECIPES, SHARES_ITSELF
+from mixtures import recipe as mixture
 from models import Shared
 
 import aotair
-from aotair.builder import debug
+from aotair.builder import build_with_summary, debug
 from aotair.debugger.search import Asked
 from aotair.emit.constants import DistinctTensors
 from aotair.errors import ModelError, ProofError, RecipeError, UnsupportedError
@@ -19,6 +20,7 @@ from aotair.parallel.split import split
 from aotair.prove.prove import all_on_host, on_host
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
+from aotair.summary import Listener
 from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.format.mesh import is_collective
@@ -277,3 +279,10 @@ def test_one_rank_is_no_mesh(tmp_path: Path, parts: dict):
     path = aotair.build(recipe, tmp_path / "a.aotair")
     assert read_program(path).mesh == () and not collectives(read_program(path))
     aotair.load(path).close()
+
+
+def test_experts_are_apart_where_a_plan_for_them_alone_says_so(tmp_path: Path):
+    summary = build_with_summary(mixture("gpt_oss", layers=1) | {"mesh": {"ep": 2}}, tmp_path / "a.aotair", Listener())
+    assert summary.shared_out is not None and summary.shared_out.styles == {"expert": 1}
+    shards = {c.name.rpartition(".")[2]: c.shard for c in read_program(tmp_path / "a.aotair").constants}
+    assert shards["gate_up_proj"] == shards["down_proj_bias"] == Shard(0, 0, 2)
