@@ -24,7 +24,7 @@ ORDER = {
         "errors", "disk", "log", "summary", "share", "ops", "target", "graph", "fusion", "recipe", "model", "parallel",
         "export", "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack",
         "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "serving",
-        "builder", "commands", "cli", "__main__", "__init__",
+        "builder", "cluster", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "ranks",
