@@ -198,18 +198,18 @@ def _host(folder: Path, given: Any) -> Iterator[Row]:
 
     simulated()
     around = [sys.executable, "tests/simnpu/run.py", "--site", str(SITE), "--lib", str(LIB), "--"]
-    for layers in (4, 24):
-        artifact = aotair.build(recipe(layers, 4, "npu"), folder / f"decoder{layers}.aotair")
+    for layers, count in ((4, 4), (24, 4), (24, 2)):
+        artifact = aotair.build(recipe(layers, count, "npu"), folder / f"decoder{layers}-{count}.aotair")
         ours, theirs = [], []
         for _ in range(3):
             about = ("--count", layers, "--device", "npu")
-            ours.append(ranks(4, "host", artifact, folder / "said", *about, around=around))
-            theirs.append(ranks(4, "torchair", artifact, folder / "said", *about, around=around, packages=PEER))
+            ours.append(ranks(count, "host", artifact, folder / "said", *about, around=around))
+            theirs.append(ranks(count, "torchair", artifact, folder / "said", *about, around=around, packages=PEER))
         error = max(one["error"] for said in (*ours, *theirs) for one in said)
         every, peer = (statistics.median(one["every"] for said in found for one in said) for found in (ours, theirs))
         driven = statistics.median(said[0]["driven"] for said in ours)
         text = f"TorchAir {peer:.0f} us, ours {every:.0f} us"
-        yield Row(f"{layers} layers, 4 ranks: largest error of logits", 1e-3, error)
+        yield Row(f"{layers} layers, {count} ranks: largest error of logits", 1e-3, error)
         yield Row("… host time of a call that every rank makes, against TorchAir", 0.1, every / peer, "×", text)
         yield Row("… of one that the first rank drives", 0.1, driven / peer, "×", f"ours {driven:.0f} us")
 
