@@ -41,7 +41,7 @@ def answers(path: Path, tensors: list[torch.Tensor]) -> torch.Tensor:
         return ranks.entry_points["forward"].flat(tensors)[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_each_style_gives_the_numbers_of_the_original(tmp_path: Path, ranks: int):
     recipe = RECIPES["shared"] | {"mesh": {"tp": ranks}}
     path = aotair.build(recipe, tmp_path / "a.aotair")
