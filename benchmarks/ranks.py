@@ -3,7 +3,7 @@
 Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost | host`;
 `--models` for the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator
 FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated
-HCCL. `host` is the host time of a call on four simulated NPUs, beside stock TorchAir.
+HCCL. `host` is the host time of a call on two and four simulated NPUs, beside stock TorchAir.
 """
 
 import json
@@ -88,10 +88,13 @@ def ranks(
 
 
 def _simulated(given: Any) -> list[str]:
-    """The command that runs another one with the simulated NPU."""
-    if given.device == "cpu":
-        return []
-    place = ("--site", str(given.simulator / "site"), "--lib", str(given.simulator / "lib"))
+    """The command that runs another one where the device is."""
+    return [] if given.device == "cpu" else _with_simulator(given.simulator)
+
+
+def _with_simulator(folder: Path) -> list[str]:
+    """The command that runs another one with the simulated NPU, of which a folder holds `site` and `lib`."""
+    place = ("--site", str(folder / "site"), "--lib", str(folder / "lib"))
     return [sys.executable, "tests/simnpu/run.py", *place, "--"]
 
 
@@ -193,11 +196,11 @@ def _lost(folder: Path, given: Any) -> Iterator[Row]:
 
 def _host(folder: Path, given: Any) -> Iterator[Row]:
     """Both on the simulated NPU, whose own work is left out; three fresh sets of processes each, which take turns."""
-    from .device import LIB, PEER, SITE, simulated
+    from .device import PEER, SITE, simulated
     from .ranks_decoder import recipe
 
     simulated()
-    around = [sys.executable, "tests/simnpu/run.py", "--site", str(SITE), "--lib", str(LIB), "--"]
+    around = _with_simulator(SITE.parent)
     for layers, count in ((4, 4), (24, 4), (24, 2)):
         artifact = aotair.build(recipe(layers, count, "npu"), folder / f"decoder{layers}-{count}.aotair")
         ours, theirs = [], []

@@ -29,6 +29,8 @@ def build_all(
         try:
             from ..cluster import built_on_ray
         except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
             raise click.UsageError("--on ray: Ray is not installed: pip install 'aotair[ray]'") from error
         outcomes = built_on_ray(recipes, outs, jobs)
     else:
@@ -60,6 +62,7 @@ def _built_in_turn(recipes: Sequence[Recipe], outs: Sequence[Path], jobs: int | 
     for number, (recipe, out) in enumerate(zip(recipes, outs, strict=True)):
         try:
             with Progress(quiet=quiet) as progress:
-                yield Outcome(number, build_with_summary(recipe, out, progress, jobs=jobs))
+                outcome = Outcome(number, build_with_summary(recipe, out, progress, jobs=jobs))
         except AotairError as error:
-            yield Outcome(number, None, str(error))
+            outcome = Outcome(number, None, str(error))
+        yield outcome

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from aotair_runtime.format.schema import Tolerance
-from aotair_runtime.weights.compared import Difference, difference, tolerance_text
+from aotair_runtime.weights.compared import Difference, difference, has_fractions, tolerance_text
 
 from ..model.written import Written, greatest, side_by_side
 from .runs import Run
@@ -119,14 +119,14 @@ def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside
 def allowed(tolerance: Tolerance, kind: torch.dtype) -> str:
     """What errors say of the bound for numbers of a dtype."""
     text = f"within {tolerance_text(tolerance, kind)}"
-    if not tolerance.scale or not (kind.is_floating_point or kind.is_complex):
+    if not tolerance.scale or not has_fractions(kind):
         return text
     return f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
 
 
 def _slack(got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance) -> float:
     """How far off the original's own movement lets something be. What is counted may not be off."""
-    if not _alike(got, want, moved) or not (want.dtype.is_floating_point or want.is_complex()) or not want.numel():
+    if not _alike(got, want, moved) or not has_fractions(want.dtype) or not want.numel():
         return 0.0
     wide = torch.complex128 if want.is_complex() else torch.float64
     step = (moved.to(wide) - want.to(wide)).abs()
@@ -138,7 +138,7 @@ def _beside(
     got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, tolerance: Tolerance, slack: float
 ) -> Difference:
     """The difference with that slack. What is counted may be anything where the original itself counts otherwise."""
-    if _alike(got, want, moved) and not (want.dtype.is_floating_point or want.is_complex()):
+    if _alike(got, want, moved) and not has_fractions(want.dtype):
         got = torch.where(moved != want, want, got)
     return difference(got, want, tolerance, slack)
 

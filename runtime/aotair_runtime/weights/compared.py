@@ -46,7 +46,7 @@ def difference(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance, slac
     bound = tolerance.atol + tolerance.rtol * size + (greatest * _share(rows.dtype, tolerance)).clamp(min=slack)
     if _has_steps(rows.dtype, tolerance):
         bound = bound.clamp(min=1.0)
-    sizes = torch.where(greatest > 0, greatest, 1.0) if _has_fractions(rows.dtype) else torch.ones_like(greatest)
+    sizes = torch.where(greatest > 0, greatest, 1.0) if has_fractions(rows.dtype) else torch.ones_like(greatest)
     step = sizes * _step(rows.dtype)
     return Difference(float(error.max()), float((error / step).max()), bool((error <= bound).all()))
 
@@ -59,7 +59,7 @@ def compare(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> 
 
 def tolerance_text(tolerance: Tolerance, kind: torch.dtype = torch.float32) -> str:
     """What errors say of a bound, for numbers of a dtype."""
-    if not _has_fractions(kind) and tolerance.scale:
+    if not has_fractions(kind) and tolerance.scale:
         return f"{1 if _has_steps(kind, tolerance) else 0} of each whole number"
     absolute = [f"{name} {value:g}" for name in ("atol", "rtol") if (value := getattr(tolerance, name))]
     if not tolerance.scale:
@@ -90,13 +90,13 @@ def _unlike(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 def _share(dtype: torch.dtype, tolerance: Tolerance) -> float:
     """Of the greatest number of a row, what each element may be off."""
-    rounds = tolerance.scale and _has_fractions(dtype)
+    rounds = tolerance.scale and has_fractions(dtype)
     return max(tolerance.scale, _OWN * _step(dtype)) if rounds else 0.0
 
 
 def _step(dtype: torch.dtype) -> float:
     """What a unit in the last place of 1 is; of integers, 1."""
-    return torch.finfo(dtype).eps if _has_fractions(dtype) else 1.0
+    return torch.finfo(dtype).eps if has_fractions(dtype) else 1.0
 
 
 def _has_steps(dtype: torch.dtype, tolerance: Tolerance) -> bool:
@@ -104,7 +104,8 @@ def _has_steps(dtype: torch.dtype, tolerance: Tolerance) -> bool:
     return tolerance.scale >= _COARSE and dtype in (torch.int8, torch.uint8)
 
 
-def _has_fractions(dtype: torch.dtype) -> bool:
+def has_fractions(dtype: torch.dtype) -> bool:
+    """Whether numbers of the dtype are measured, not counted."""
     return dtype.is_floating_point or dtype.is_complex
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import ROOT
+from marks import long
 
 import aotair
 from aotair.disk import owner, place
@@ -216,10 +217,10 @@ def test_what_was_set_aside_is_read_and_put_back(tmp_path: Path):
     aotair.load(out).close()
 
 
-@pytest.mark.long
-def test_builds_and_signings_killed_at_random_moments_leave_the_old_one_or_the_new_one(tmp_path: Path):
-    out = run("benchmarks.killed", "--kills", "60", "--folder", str(tmp_path))
-    lines = [line for line in out.splitlines() if "of 60 kills" in line]
+@pytest.mark.parametrize("kills", [6, long(60)])
+def test_builds_and_signings_killed_at_random_moments_leave_the_old_one_or_the_new_one(tmp_path: Path, kills: int):
+    out = run("benchmarks.killed", "--kills", str(kills), "--folder", str(tmp_path))
+    lines = [line for line in out.splitlines() if f"of {kills} kills" in line]
     assert len(lines) == 6 and all("MET" in line for line in lines), out
 
 

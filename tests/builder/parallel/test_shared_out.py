@@ -229,7 +229,7 @@ def test_a_recipe_with_a_mesh_is_not_debugged():
 
 
 class Gated(torch.nn.Module):
-    """Attention whose heads have a number each that no plan names; `calls` is what `split_states` asks for."""
+    """Attention whose heads have a number each, the first four of `rows`, that no plan names."""
 
     def __init__(self, rows: int = 4):
         super().__init__()
