@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotair_runtime.confine.op_table import NAMESPACES
-from aotair_runtime.devices import grouped
+from aotair_runtime.devices import grouped, int8_rows
 
 from ..graph.fake import quiet_torch
 from ..target.target import Target
@@ -212,4 +212,5 @@ _SAME: dict[str, Callable[..., Tensor]] = {
     "transformers::grouped_mm_fallback": _grouped,
     "aten::_grouped_mm": _grouped,
     "air::grouped_mm": _grouped,
+    "air::linear_int8": lambda _, *given: int8_rows.in_floats(*given),
 }

@@ -8,6 +8,7 @@ from torch.fx.node import Argument, Node, map_arg
 from torch.utils import _pytree
 
 from aotair_runtime.confine.op_table import NAMESPACES
+from aotair_runtime.devices import int8_rows
 
 from ..errors import UnsupportedError
 from ..graph.derived import is_constant, is_fixed, mark_constant, mark_fixed
@@ -90,6 +91,8 @@ def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> boo
         return True
     if op is int4.OP:
         return packed_op(target, op, given[0]) is not None
+    if op is int8_rows.OP:
+        return len(given[0][0].meta["val"]) <= int8_rows.MOST_ROWS
     if op in experts.TAKEN_APART:
         return False
     if op in _ALWAYS or (_is_view(op) and op.namespace in target.allowed.known):

@@ -1,7 +1,7 @@
 """Which layers does the recipe's `quantize` name, and has its target a kernel for each of them?"""
 
 from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from aotair_runtime.artifact.checkpoint import some
 
 from ..errors import ModelError
 from ..recipe.job import Job
-from ..recipe.quantize_part import QuantizePart
+from ..recipe.quantize_part import QuantizePart, Scheme, bits, is_weight_only
 from .quantized_experts import unfit_experts, weights_of
 from .quantized_linear import MOST_INPUTS, unfit_for_cpu, unfit_for_npu
 from .replaceable import refuse_altered
@@ -21,26 +21,44 @@ _HALVES = (torch.float16, torch.bfloat16)
 _SKIP = "name them in quantize.skip, or "
 
 
-def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, nn.Linear]]:
+@dataclass(frozen=True)
+class Asked:
+    """A linear layer, and what the recipe asks of it."""
+
+    linear: nn.Linear
+    scheme: Scheme
+    group: int | None
+
+
+def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, Asked]]:
     """The linear layers to replace. Raises ModelError where none fits, or one has no kernel."""
     part = _part(job)
-    if part.linear is None:
+    if not part.linear:
         return {}, {}
-    kinds = _dtypes(part.linear, job)
+    kinds = _dtypes(job)
     names = _named(model, lambda module: type(module) is nn.Linear and module.weight.dtype in kinds, part)
+    schemes = {first: part.scheme_of(every) for first, every in names.items()}
+    names = {first: every for first, every in names.items() if schemes[first] is not None}
     if not names:
         raise ModelError(
             "quantize: no linear layer fits",
             where=job.where,
-            expected=f"an nn.Linear of {_shown(kinds)} that no pattern of quantize.skip names",
-            got="the model itself is the layer" if type(model) is nn.Linear else f"skip: {part.skip}",
+            expected=f"an nn.Linear of {_shown(kinds)} that quantize.linear means, and no pattern of quantize.skip",
+            got="the model itself is the layer" if type(model) is nn.Linear else f"skip: {part.skipped}",
             fix=f"set model.dtype to {_shown(kinds)}, or remove quantize.linear; a layer is replaced in the module "
             "that holds it",
         )
-    linears = {name: cast(nn.Linear, model.get_submodule(name)) for name in names}
-    refuse_altered(linears, "quantize", job.where, _SKIP)
-    _refuse(_unfit(linears, job), part.linear, job, "choose another quantize.group_size")
-    return names, linears
+    asked = {name: _asked(cast(nn.Linear, model.get_submodule(name)), schemes[name], part) for name in names}
+    refuse_altered({name: one.linear for name, one in asked.items()}, "quantize", job.where, _SKIP)
+    for scheme in part.linear_schemes:
+        own = {name: one for name, one in asked.items() if one.scheme == scheme}
+        _refuse(_unfit(own, job), scheme, job, "choose another quantize.group_size")
+    return names, asked
+
+
+def _asked(linear: nn.Linear, scheme: Scheme | None, part: QuantizePart) -> Asked:
+    assert scheme is not None
+    return Asked(linear, scheme, part.group(scheme))
 
 
 def experts_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, nn.Module]]:
@@ -48,7 +66,7 @@ def experts_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
     part = _part(job)
     if part.experts is None:
         return {}, {}
-    kinds = _dtypes(part.experts, job)
+    kinds = _dtypes(job)
     names = _named(model, lambda module: {one.dtype for one in weights_of(module)} in [{kind} for kind in kinds], part)
     if not names:
         raise ModelError(
@@ -78,17 +96,11 @@ def _named(model: nn.Module, fits: Callable[[Any], bool], part: QuantizePart) ->
     for name, module in model.named_modules(remove_duplicate=False):
         if name and fits(module):
             found.setdefault(id(module), []).append(name)
-    kept = (names for names in found.values() if not any(_skipped(name, part) for name in names))
-    return {names[0]: names for names in kept}
+    return {names[0]: names for names in found.values() if not part.skips(names)}
 
 
-def _skipped(name: str, part: QuantizePart) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in part.skip)
-
-
-def _dtypes(scheme: str, job: Job) -> tuple[torch.dtype, ...]:
-    halves = job.target.kind == "npu" or scheme.endswith("weight_only")
-    return _HALVES if halves else (*_HALVES, torch.float32)
+def _dtypes(job: Job) -> tuple[torch.dtype, ...]:
+    return _HALVES if job.target.kind == "npu" else (*_HALVES, torch.float32)
 
 
 def _shown(kinds: tuple[torch.dtype, ...]) -> str:
@@ -99,7 +111,7 @@ def _instead(model: nn.Module, part: QuantizePart) -> str:
     """What the model has in place of experts that fit."""
     theirs = [f"{name} ({one[0].dtype})" for name, module in model.named_modules() if (one := weights_of(module))]
     if theirs:
-        return f"{some(theirs)}, with skip: {part.skip}"
+        return f"{some(theirs)}, with skip: {part.skipped}"
     own = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if _has_matrices(module)]
     return f"experts in a form of their own: {some(own)}" if own else "a model without such experts"
 
@@ -117,24 +129,23 @@ def _refuse(wrong: Iterator[str], scheme: str, job: Job, fix: str) -> None:
         )
 
 
-def _unfit(linears: Mapping[str, nn.Linear], job: Job) -> Iterator[str]:
-    part = _part(job)
-    for name, linear in linears.items():
-        out, width = linear.weight.shape
-        group = part.group or width
+def _unfit(asked: Mapping[str, Asked], job: Job) -> Iterator[str]:
+    for name, one in asked.items():
+        out, width = one.linear.weight.shape
+        group = one.group or width
         if not out or not width:
             yield f"{name} (a weight without elements)"
         elif width % group:
             yield f"{name} ({width} inputs, no multiple of group_size {group})"
-        elif not part.weight_only:
+        elif not is_weight_only(one.scheme):
             if width > MOST_INPUTS:
                 yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
-        elif why := _why_unfit(linear.weight, part.bits, group, job):
+        elif why := _why_unfit(one.linear.weight, bits(one.scheme), group, job):
             yield f"{name} ({why})"
 
 
-def _why_unfit(weight: Tensor, bits: int, group: int, job: Job) -> str:
+def _why_unfit(weight: Tensor, few: int, group: int, job: Job) -> str:
     out, width = weight.shape
     if job.target.kind == "npu":
-        return unfit_for_npu(out, width, bits, group, weight.dtype)
-    return unfit_for_cpu(out, bits, group, weight.dtype)
+        return unfit_for_npu(out, width, few, group, weight.dtype)
+    return unfit_for_cpu(out, width, few, group, zeros=False)

@@ -13,7 +13,7 @@ from ..log import logger
 from ..recipe.job import Job
 from ..summary import Quantised
 from .calibration import Calibration, Errors, Largest, calibration_of, watched, worst_first
-from .quantizable import experts_to_quantize, linears_to_quantize
+from .quantizable import Asked, experts_to_quantize, linears_to_quantize
 from .quantized_cache import KeepsCache, cache_to_quantize, texts_of
 from .quantized_experts import quantized_experts
 from .quantized_layers import quantized
@@ -30,12 +30,15 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     """
     if (part := job.quantize) is None:
         return None
-    (linear_names, linears), (expert_names, experts) = linears_to_quantize(model, job), experts_to_quantize(model, job)
+    (linear_names, asked), (expert_names, experts) = linears_to_quantize(model, job), experts_to_quantize(model, job)
+    linears = {name: one.linear for name, one in asked.items()}
     cache = cache_to_quantize(model, job)
     calibration = calibration_of(job)
     texts = texts_of(calibration)
-    largest = _largest(model, linears, calibration, job)
-    forms = {name: quantized(linear, part, job.target, largest.get(name)) for name, linear in linears.items()}
+    largest = _largest(model, asked, calibration, job)
+    forms = {
+        name: quantized(one.linear, one.scheme, one.group, job.target, largest.get(name)) for name, one in asked.items()
+    }
     if part.experts is not None:
         forms |= {name: quantized_experts(one, part.experts, job.target) for name, one in experts.items()}
     errors = Errors(forms)
@@ -47,7 +50,7 @@ def quantize(model: nn.Module, job: Job) -> Quantised | None:
     model.eval().requires_grad_(False)
     caches = 0 if cache is None else cache.quantize_cache()
     moved = _distance(before, _answers(model, calibration, cache, texts)[0])
-    counts = part.linear, len(linears), part.experts, len(experts), part.kv_cache, caches
+    counts = " and ".join(part.linear_schemes) or None, len(linears), part.experts, len(experts), part.kv_cache, caches
     source = f"{calibration.source} (of the cache: random tokens)" if cache and not texts else calibration.source
     found = Quantised(*counts, source, worst_first({**errors.relative(), **rows}), *moved)
     if found.cosine < _LIKE:
@@ -75,11 +78,11 @@ def _answers(
 
 
 def _largest(
-    model: nn.Module, linears: Mapping[str, nn.Linear], calibration: Calibration, job: Job
+    model: nn.Module, asked: Mapping[str, Asked], calibration: Calibration, job: Job
 ) -> Mapping[str, float]:
-    """With static scales, the largest absolute value of each layer's inputs."""
-    assert job.quantize is not None
-    if job.quantize.linear != "int8_static":
+    """Of each layer with a static scale, the largest absolute value of its inputs."""
+    linears = {name: one.linear for name, one in asked.items() if one.scheme == "int8_static"}
+    if not linears:
         return {}
     largest = Largest()
     with watched(linears, largest):

@@ -7,7 +7,7 @@ once, and again for other weights.
 import torch
 from torch import Tensor, nn
 
-from ..recipe.quantize_part import QuantizePart
+from ..recipe.quantize_part import Scheme, bits, is_weight_only
 from ..target.target import Target
 from .quantized_linear import int8_activations, weight_only
 from .rounding import rounded
@@ -46,8 +46,10 @@ class WeightOnlyLinear(nn.Module):
         return weight_only(input, rounded(self.weight, self._bits, self._group, input.dtype), self.bias, self._target)
 
 
-def quantized(linear: nn.Linear, part: QuantizePart, target: Target, largest: float | None) -> nn.Module:
+def quantized(
+    linear: nn.Linear, scheme: Scheme, group: int | None, target: Target, largest: float | None
+) -> nn.Module:
     """What stands for a layer; `largest` is the largest absolute value of its inputs, with int8_static alone."""
-    if part.weight_only:
-        return WeightOnlyLinear(linear, target, part.bits, part.group)
+    if is_weight_only(scheme):
+        return WeightOnlyLinear(linear, target, bits(scheme), group)
     return Int8Linear(linear, target, largest).eval()

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from aotair_runtime.devices import int8_linear
+from aotair_runtime.devices import int8_linear, int8_rows
 from aotair_runtime.devices.int4 import GROUPS, ROWS
+from aotair_runtime.devices.int8_rows import WIDTH
 
 from ..ops import int4
 from ..target.target import Target
@@ -43,13 +44,16 @@ class QuantizedWeight:
 def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target) -> Tensor:
     """`x @ weight.T + bias` in the dtype of x; only the weight is quantised.
 
-    By the target's kernel where it has one for such a weight (`unfit_for_npu`), else over the weight in the dtype of x.
+    By the target's kernel where it has one for such a weight (`unfit_for_npu`, `unfit_for_cpu`), else over the weight in
+    the dtype of x. That of CPUs reads x in bfloat16, and makes such.
     """
     out, width = weight.rows.shape
-    if target.kind == "cpu" and not unfit_for_cpu(out, weight.bits, width // weight.scale.shape[1], x.dtype):
-        product = _int4_on_cpu(x.reshape(-1, width), weight).view(*x.shape[:-1], out)
+    group = width // weight.scale.shape[1]
+    if target.kind == "cpu" and not unfit_for_cpu(out, width, weight.bits, group, weight.zero is not None):
+        on_cpu = _int4_on_cpu if weight.bits == 4 else _int8_on_cpu
+        product = on_cpu(x.reshape(-1, width).to(torch.bfloat16), weight).to(x.dtype).view(*x.shape[:-1], out)
         return product if bias is None else product + bias
-    if target.kind != "npu" or unfit_for_npu(out, width, weight.bits, width // weight.scale.shape[1], x.dtype):
+    if target.kind != "npu" or unfit_for_npu(out, width, weight.bits, group, x.dtype):
         return linear(x, weight.dequantized(x.dtype), bias)
     groups = weight.scale.shape[1] > 1
     factors = [None if part is None else part.to(x.dtype) for part in (weight.scale, weight.zero)]
@@ -60,18 +64,18 @@ def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target:
         scale,
         None if zero is None else -zero,
         bias=None if bias is None else bias.float() if x.dtype == torch.bfloat16 else bias,
-        antiquant_group_size=width // weight.scale.shape[1] if groups else 0,
+        antiquant_group_size=group if groups else 0,
     )
     return result.view(*x.shape[:-1], out)
 
 
-def unfit_for_cpu(out: int, bits: int, group: int, dtype: torch.dtype) -> str:
-    """Why CPUs have no kernel for a weight of so many rows in groups of so many neighbours beside activations of
-    `dtype`; empty where they have."""
-    if bits != 4:
-        return "weights of 8 bits"
-    if dtype not in _HALVES:
-        return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
+def unfit_for_cpu(out: int, width: int, bits: int, group: int, zeros: bool) -> str:
+    """Why CPUs have no kernel for a weight (out, width) in groups of so many neighbours, with zeros or not; empty where
+    they have."""
+    if bits == 8:
+        if group != width:
+            return f"groups of {group} in int8, not whole rows of {width}"
+        return "int8 with zeros" if zeros else f"rows of {width}, not a multiple of {WIDTH}" if width % WIDTH else ""
     if group not in GROUPS:
         return f"groups of {group}, not of {', '.join(map(str, GROUPS))}"
     return f"{out} rows, not a multiple of {ROWS}" if out % ROWS else ""
@@ -84,6 +88,12 @@ def _int4_on_cpu(x: Tensor, weight: QuantizedWeight) -> Tensor:
     summand = torch.zeros_like(scale) if weight.zero is None else (-weight.zero.float() * scale.float()).to(x.dtype)
     factors = torch.stack((scale.t(), summand.t()), dim=2).contiguous()
     made: Tensor = int4.OP(x, low | (high << 4), weight.rows.shape[1] // weight.scale.shape[1], factors)
+    return made
+
+
+def _int8_on_cpu(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """`x @ weight.T` for x (n, in)."""
+    made: Tensor = int8_rows.OP(x, weight.rows, weight.scale.view(-1).to(x.dtype))
     return made
 
 

@@ -43,7 +43,7 @@ class Original:
         like: "Original | None" = None,
         together: Mapping[str, Sequence[str]] | None = None,
     ):
-        self._model, self._names, self._method = model, tuple(job.inputs), job.method
+        self.model, self._names, self._method = model, tuple(job.inputs), job.method
         self._arguments = MethodArguments(getattr(model, job.method), job)
         self._lists = tuple(name for name, item in job.inputs.items() if item.host)
         own = dict(model.named_buffers())
@@ -59,7 +59,7 @@ class Original:
         """
         states = self._apart(states or {})
         self.reset(states)
-        buffers = dict(self._model.named_buffers()) if states else {}
+        buffers = dict(self.model.named_buffers()) if states else {}
         for name, value in states.items():
             buffers[name].copy_(value)
         leaves = _pytree.tree_leaves(self.call(inputs))
@@ -67,7 +67,7 @@ class Original:
 
     def call(self, inputs: Mapping[str, torch.Tensor]) -> object:
         """What the model returns, with its buffers as they are."""
-        with torch.no_grad(), calling(self._model, self._method) as model:
+        with torch.no_grad(), calling(self.model, self._method) as model:
             given = {name: inputs[name] for name in self._names}
             args, kwargs = self._arguments(given | {name: given[name].tolist() for name in self._lists})
             result = model(*args, **kwargs)
@@ -91,11 +91,11 @@ class Original:
     def has_fast_path(self) -> bool:
         """Whether torch computes a part of the model in another way where nobody traces it."""
         kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
-        return torch.backends.mha.get_fastpath_enabled() and any(isinstance(m, kinds) for m in self._model.modules())
+        return torch.backends.mha.get_fastpath_enabled() and any(isinstance(m, kinds) for m in self.model.modules())
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers by name, and copies of those that are told together."""
-        return self._with_together(dict(self._model.named_buffers()))
+        return self._with_together(dict(self.model.named_buffers()))
 
     def first_values(self) -> dict[str, torch.Tensor]:
         """What the buffers hold before a call that is given no others."""

@@ -14,21 +14,23 @@ from ..model.written import Written, greatest, side_by_side
 from .runs import Run
 
 MOVES = 32  # times as far as the original's own sums in float64 move a tensor, anything may be off
-_MOST = 128.0  # times as far as the tolerance goes, it may then be off: what moves more proves nothing
-_MOST_SHARE = 0.1  # of a tensor's greatest number
+ROUNDS = 4  # times as far as rounding to half precision takes a tensor of the original, the same
+_MOST = 128.0  # times as far as the tolerance goes, it may be off because of sums
+_MOST_SHARE = 0.1  # of a tensor's greatest number: what is let be off further proves nothing
 
 
 @dataclass(frozen=True)
 class Apart:
     """The largest error, the largest in units in the last place; the errors of what is beyond the tolerance, by name,
     and how far that was exceeded where the original moves as much; where it was asked, of everything, how far that
-    could be."""
+    could be; and the names of all of which something was proved."""
 
     error: float = 0.0
     units: float = 0.0
     wrong: Mapping[str, "Wrong"] = field(default_factory=dict)
     slack: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[str, "Seen"] = field(default_factory=dict)
+    proved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,12 @@ def apart(
 ) -> Apart:
     """How far a run is from the original's. Where a bound is relative, and a tensor beyond it, the original is asked
     how far it moves itself; but not where the error is within what is `known` of other calls of the same entry point.
-    `ask`: in any case."""
+    `ask`: in any case. Where that is not enough, it is asked how far its rounding to half precision takes it."""
     error = units = 0.0
     wrong: dict[str, Wrong] = {}
     slack: dict[str, float] = {}
     seen: dict[str, Seen] = {}
+    proved = set[str]()
     for name, wanted, gotten, with_moved in _pairs(want, got):
         found = difference(gotten, wanted, tolerance)
         if not found.within and name in known:
@@ -79,10 +82,16 @@ def apart(
             seen[name] = Seen(far, beside[-1])
             if not found.within:
                 found, slack[name] = _beside(*beside[:-1], tolerance, far), far
+        most, rounds = greatest(wanted), False
+        if tolerance.scale and not found.within and (rounded := want.rounded().get(name)):
+            slack[name], rounds = ROUNDS * rounded, True
+            found = difference(gotten, wanted, tolerance, slack[name])
+        if slack.get(name, 0.0) <= _MOST_SHARE * most:
+            proved.add(name)
         error, units = max(error, found.error), max(units, found.units)
         if not found.within:
-            wrong[name] = Wrong(found.error, found.units, allowed(tolerance, wanted.dtype))
-    return Apart(error, units, wrong, slack, seen)
+            wrong[name] = Wrong(found.error, found.units, allowed(tolerance, wanted.dtype, rounds))
+    return Apart(error, units, wrong, slack, seen, frozenset(proved))
 
 
 def least(seen: Iterable[Mapping[str, Seen]]) -> dict[str, Seen]:
@@ -116,12 +125,13 @@ def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside
     return mine, wanted, there, greatest(wanted)
 
 
-def allowed(tolerance: Tolerance, kind: torch.dtype) -> str:
-    """What errors say of the bound for numbers of a dtype."""
+def allowed(tolerance: Tolerance, kind: torch.dtype, rounds: bool = False) -> str:
+    """What errors say of the bound for numbers of a dtype; `rounds`: of a model that rounds to half precision."""
     text = f"within {tolerance_text(tolerance, kind)}"
     if not tolerance.scale or not has_fractions(kind):
         return text
-    return f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
+    text = f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
+    return f"{text}, or within {ROUNDS} times what rounding to half precision moves it" if rounds else text
 
 
 def _slack(got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance) -> float:

@@ -5,11 +5,12 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from aotair_runtime.artifact.checkpoint import some
 from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.call.buckets import choose, read_sizes
 from aotair_runtime.confine.op_table import Allowed
@@ -114,7 +115,11 @@ def _proved(
     shown = shared_out(tasks, jobs, lambda begun: progress(min(begun + len(steps), total), total))
     progress(total, total)
     proofs = {step: one.proof for step, one in zip(steps, built)}
-    for prover, one in zip((*(prover for prover, _ in steps), *(prover for prover, _ in samples)), shown, strict=True):
+    shown_of = [prover for prover, _ in (*steps, *samples)]
+    for prover in provers:
+        first = [one.proved for (theirs, _), one in zip(steps, built) if theirs is prover]
+        prover.refuse_unproved(first + [one.proved for theirs, one in zip(shown_of, shown) if theirs is prover])
+    for prover, one in zip(shown_of, shown, strict=True):
         if one.number is not None:
             proofs[prover, one.number] = one.added_to(proofs[prover, one.number])
     golden = {name: tensor for one in built for name, tensor in one.golden.items()}
@@ -180,12 +185,14 @@ def host_settings(
 @dataclass(frozen=True)
 class _AsBuilt:
     """What a bucket's call from the states as built has shown, what of it is golden, the rows that it wrote into
-    states, before and after, and how far the original moves what it leaves behind."""
+    states, before and after, how far the original moves what it leaves behind, and of how much of that something was
+    proved."""
 
     proof: Proof
     golden: Mapping[str, torch.Tensor]
     wrote: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     seen: Mapping[str, Seen]
+    proved: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,7 @@ class _Shown:
     error: float = 0.0
     units: float = 0.0
     padding: tuple[PaddingProof, ...] = ()
+    proved: frozenset[str] = frozenset()
 
     def added_to(self, proof: Proof) -> Proof:
         return replace(
@@ -227,7 +235,7 @@ class _Prover:
         found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}", ask=once)
         proof = Proof(found.error, (), found.units, self._sampled)
         wrote = {name: written.changed() for name, written in want.states.items()}
-        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote, found.seen)
+        return _AsBuilt(proof, self._golden(number, inputs, want, found), wrote, found.seen, found.proved)
 
     def in_life(self, number: int) -> _Shown:
         """A call from states as calls leave them: a cache of zeros hides who reads it. And what padding does."""
@@ -238,7 +246,7 @@ class _Prover:
             inputs = random_inputs(self._job, dict(zip(self._job.dims(), bucket.sizes, strict=True)), number)
             want, got = self.runner.reference(inputs, self.states), self.runner.replay(inputs, self.states)
             found = self._compare(want, got, f"bucket {describe(self._entry, bucket.sizes)}, from random states")
-        return _Shown(number, found.error, found.units, tuple(self._padding(number, bucket)))
+        return _Shown(number, found.error, found.units, tuple(self._padding(number, bucket)), found.proved)
 
     def samples(self) -> list[tuple[str, Tensors]]:
         """The recipe's real inputs, and where each is from."""
@@ -248,11 +256,12 @@ class _Prover:
         """Compare on real inputs too, through the bucket that a call would take; and padded, in such a bucket or the
         next larger one."""
         want = self.runner.reference(inputs)
-        self._compare(want, self.runner.replay(inputs), source)
+        proved = self._compare(want, self.runner.replay(inputs), source).proved
         sizes = read_sizes(self._entry, [inputs[spec.name].shape for spec in self._entry.inputs])
         if (number := self._larger(sizes)) is None:
-            return _Shown()
-        return _Shown(number, padding=tuple(self._padded_sample(inputs, sizes, number, f"those of {source}")))
+            return _Shown(proved=proved)
+        padded = tuple(self._padded_sample(inputs, sizes, number, f"those of {source}"))
+        return _Shown(number, padding=padded, proved=proved)
 
     def _larger(self, sizes: tuple[int, ...]) -> int | None:
         """The smallest bucket in which a call of these sizes is padded, or None."""
@@ -292,6 +301,19 @@ class _Prover:
                     got="NaN alone, for random inputs",
                     fix="say under inputs in which range the model's inputs lie",
                 )
+
+    def refuse_unproved(self, calls: Iterable[frozenset[str]]) -> None:
+        """Raises ProofError where there is something of which none of the calls has proved anything."""
+        left = {*self.runner.names(), *(f"state {item.name}" for item in self._model.program.state)}
+        if unproved := sorted(left.difference(*calls)):
+            raise ProofError(
+                f"nothing is proved of {some(unproved)}: rounding to half precision moves the original itself too far",
+                where=self._job.where,
+                expected="a call in which that moves it by less than a fortieth of its greatest number",
+                got=f"more in all calls, with {'real inputs' if self.samples() else 'random inputs'}",
+                fix="give inputs for which the model's answers mean something in verify.samples or verify.prompts, or "
+                "build it in float32",
+            )
 
     def _compare(self, want: Run, got: Run, where: str, ask: bool = False) -> Apart:
         """How far a run is from the original's; raises ProofError where that is beyond the recipe's tolerance."""

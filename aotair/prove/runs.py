@@ -14,6 +14,7 @@ from aotair_runtime.model import Model
 
 from ..errors import ProofError
 from ..graph.resolve import resolved
+from ..model.exact import Exact
 from ..model.reference import Original
 from ..model.wider import Wider
 from ..model.written import Written
@@ -24,16 +25,19 @@ log = logging.getLogger("aotair")
 
 Tensors = Mapping[str, torch.Tensor]
 AS_BUILT: Tensors = {}
+_ROUNDINGS = 3  # at random, beside the model's own
 
 
 @dataclass(frozen=True)
 class Run:
     """What a call left behind: outputs, then mutated inputs, with a name for each; and what it wrote into `states`.
-    `moved` makes the call again, with sums in float64, once; None where the model cannot."""
+    `moved` makes the call again, with sums in float64, once; None where the model cannot. `rounded` makes it in float32
+    too, once: by name, how far rounding to half precision takes the original from that."""
 
     names: list[str]
     tensors: list[torch.Tensor]
     moved: Callable[[], "Run | None"] = lambda: None
+    rounded: Callable[[], Mapping[str, float]] = lambda: {}
     states: Mapping[str, Written] = field(default_factory=dict)
 
     def cut(self, entry: EntryPoint, sizes: Sequence[int]) -> "Run":
@@ -83,7 +87,11 @@ class Runner:
                 fix="give every size that it takes its bucket and remove pad:, let the model take smaller ones, or say "
                 "which is the smallest: dimensions: {NAME: {min: SIZE}}",
             ) from error
-        return replace(run, moved=functools.cache(lambda: self._moved(inputs, states)))
+        return replace(
+            run,
+            moved=functools.cache(lambda: self._moved(inputs, states)),
+            rounded=functools.cache(lambda: self._rounded(inputs, states)),
+        )
 
     def replay(self, inputs: Tensors, states: Tensors = AS_BUILT) -> Run:
         """What the artifact leaves behind."""
@@ -108,11 +116,43 @@ class Runner:
             log.debug("%s: not with sums in float64: %s", self.job.where, error)
             return None
 
+    def _rounded(self, inputs: Tensors, states: Tensors) -> Mapping[str, float]:
+        try:
+            plain, exact = self._in_float32(inputs, states)
+            found = {name: _distance(plain[name], exact[name]) for name in exact}
+            for seed in range(_ROUNDINGS):
+                other = self._in_float32(inputs, states, torch.Generator().manual_seed(seed))[1]
+                found = {name: max(far, _distance(other[name], exact[name])) for name, far in found.items()}
+        except Exception as error:
+            log.warning("%s: not in float32: %s", self.job.where, error, exc_info=True)
+            return {}
+        return found
+
+    def _in_float32(
+        self, inputs: Tensors, states: Tensors, rounds: torch.Generator | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """What the original leaves behind, and without its rounding to half precision, by name."""
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        with Exact(self.original.model, rounds) as exact:
+            outputs, buffers = self.original(given, states), self.original.buffers()
+            left = {f"state {item.name}": buffers[item.name].clone() for item in self.model.program.state}
+        found = dict(zip(self.names(), [*outputs, *(given[name] for name in self.mutated)], strict=True)) | left
+        return found, {name: exact.of(tensor) for name, tensor in found.items() if exact.knows(tensor)}
+
+    def names(self) -> list[str]:
+        """Of outputs, then of mutated inputs."""
+        return self.outputs + [f"input {name}" for name in self.mutated]
+
     def _run(self, outputs: Sequence[torch.Tensor], inputs: Tensors, left: Tensors, states: Tensors) -> Run:
-        names = self.outputs + [f"input {name}" for name in self.mutated]
         before = self.original.first_values() | dict(states)
         written = {name: Written.between(before[name], state) for name, state in left.items()}
-        return Run(names, [*outputs, *(inputs[name] for name in self.mutated)], states=written)
+        return Run(self.names(), [*outputs, *(inputs[name] for name in self.mutated)], states=written)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of what is finite."""
+    apart = (one.float() - other.float()).abs()
+    return float(torch.where(apart.isfinite(), apart, 0.0).max()) if apart.numel() else 0.0
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

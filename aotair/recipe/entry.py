@@ -128,11 +128,12 @@ def _given(recipe: Recipe) -> Tolerance | None:
 
 
 def _by_dtype(recipe: Recipe) -> tuple[float, float, float]:
-    """Those of the narrowest dtype of model and inputs. Where activations are rounded to int8, the last bit of a float
-    may move a number by a whole step."""
+    """Those of the narrowest dtype of model, inputs, and products by a kernel of a narrower one. Where activations are
+    rounded to int8, the last bit of a float may move a number by a whole step."""
     parts = recipe.entry_points.values() if recipe.entry_points else (recipe,)
     kinds = {recipe.model.dtype, *(item.dtype for part in parts for item in part.inputs.values())} - {"int8"}
-    if recipe.config.experimental_config.precision == "bf16":
+    weights_alone = recipe.quantize is not None and recipe.quantize.any_weight_only
+    if recipe.config.experimental_config.precision == "bf16" or (weights_alone and recipe.target.device == "cpu"):
         kinds.add("bfloat16")
     if recipe.quantize is not None and recipe.quantize.rounds_activations:
         kinds.add("int8")

@@ -1,20 +1,25 @@
 """What a recipe may ask of quantised layers: its part `quantize`."""
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from .part import Part, Size
 
+Scheme = Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"]
+
 
 class QuantizePart(Part):
     """Linear layers and experts to compute with whole numbers, and caches to keep in them."""
 
-    linear: Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"] | None = Field(
+    linear: Scheme | dict[str, Scheme] | None = Field(
         default=None,
         description="int8_dynamic: int8 weights, a scale for each channel; int8 activations, a scale for each token. "
         "int8_static: the same, but one scale for all activations of a layer, from its calibration. int8_weight_only, "
-        "int4_weight_only: weights alone; null: linear layers stay",
+        "int4_weight_only: weights alone; a mapping says it by layer, for names with * and ?, and the first that fits "
+        "a layer counts; null: linear layers stay",
     )
     experts: Literal["int8_dynamic", "int8_weight_only"] | None = Field(
         default=None,
@@ -26,8 +31,9 @@ class QuantizePart(Part):
         description="int8: the keys and values of the task text-generation lie in int8, a scale for each head of a "
         "token; null: in the model's dtype",
     )
-    skip: list[str] = Field(
-        default_factory=lambda: ["*lm_head"], description="names of modules to leave, with * and ?; lm_head by default"
+    skip: list[str] | None = Field(
+        default=None,
+        description="names of modules to leave, with * and ?; null: *lm_head, and none where linear says it by layer",
     )
     group_size: Size | None = Field(
         default=None,
@@ -43,33 +49,63 @@ class QuantizePart(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> "QuantizePart":
-        if self.linear is None and self.experts is None and self.kv_cache is None:
+        if not self.linear and self.experts is None and self.kv_cache is None:
             raise ValueError("say what to quantise: linear, experts or kv_cache, as {linear: int8_dynamic}")
         others = "kv_cache" if self.experts is None else "experts"
-        if self.group_size is not None and not self.weight_only:
-            raise ValueError(
-                f"group_size is for int8_weight_only and int4_weight_only of linear, not {self.linear or others}"
-            )
+        if self.group_size is not None and not self.any_weight_only:
+            said = ", ".join(self.linear_schemes) or others
+            raise ValueError(f"group_size is for int8_weight_only and int4_weight_only of linear, not {said}")
         return self
 
+    def skips(self, names: Sequence[str]) -> bool:
+        """Whether a module that has these names is left."""
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.skipped)
+
     @property
-    def weight_only(self) -> bool:
-        """Whether linear layers keep their activations."""
-        return self.linear is not None and self.linear.endswith("weight_only")
+    def skipped(self) -> list[str]:
+        """The patterns of `skip`, or those that stand for none."""
+        if self.skip is None:
+            return [] if isinstance(self.linear, dict) else ["*lm_head"]
+        return self.skip
+
+    @property
+    def linear_schemes(self) -> tuple[Scheme, ...]:
+        """Those that are asked of linear layers, each once."""
+        if isinstance(self.linear, dict):
+            return tuple(dict.fromkeys(self.linear.values()))
+        return () if self.linear is None else (self.linear,)
+
+    def scheme_of(self, names: Sequence[str]) -> Scheme | None:
+        """What `linear` asks of a layer that has these names; None: it stays."""
+        if not isinstance(self.linear, dict):
+            return self.linear
+        fits = (scheme for pattern, scheme in self.linear.items() if any(fnmatchcase(name, pattern) for name in names))
+        return next(fits, None)
+
+    @property
+    def any_weight_only(self) -> bool:
+        """Whether any linear layers keep their activations."""
+        return any(map(is_weight_only, self.linear_schemes))
 
     @property
     def rounds_activations(self) -> bool:
         """Whether activations of any layer, or keys and values, become whole numbers."""
         if self.kv_cache is not None:
             return True
-        return any(scheme is not None and not scheme.endswith("weight_only") for scheme in (self.linear, self.experts))
+        schemes = [*self.linear_schemes, *(() if self.experts is None else (self.experts,))]
+        return not all(map(is_weight_only, schemes))
 
-    @property
-    def bits(self) -> int:
-        """Of a linear layer's weight."""
-        return 4 if self.linear is not None and self.linear.startswith("int4") else 8
+    def group(self, scheme: Scheme) -> int | None:
+        """How many neighbours of a weight's row share a scale; None: all. Whole rows of int8 beside groups of int4."""
+        if bits(scheme) == 4:
+            return 128 if self.group_size is None else self.group_size
+        return None if len(self.linear_schemes) > 1 else self.group_size
 
-    @property
-    def group(self) -> int | None:
-        """How many neighbours of a weight's row share a scale; None: all."""
-        return 128 if self.group_size is None and self.bits == 4 else self.group_size
+
+def is_weight_only(scheme: str) -> bool:
+    return scheme.endswith("weight_only")
+
+
+def bits(scheme: str) -> int:
+    """Of a weight."""
+    return 4 if scheme.startswith("int4") else 8

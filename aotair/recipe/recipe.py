@@ -452,11 +452,11 @@ class Recipe(Part):
         if self.quantize is None:
             return self
         device, target = self.target.device, Target(self.target.device)
-        for part, scheme, has in (
-            ("linear", self.quantize.linear, target.quantized_linear),
-            ("experts", self.quantize.experts, target.quantized_experts),
-        ):
-            if scheme is not None and scheme not in has:
+        asked = [("linear", scheme, target.quantized_linear) for scheme in self.quantize.linear_schemes]
+        if self.quantize.experts is not None:
+            asked.append(("experts", self.quantize.experts, target.quantized_experts))
+        for part, scheme, has in asked:
+            if scheme not in has:
                 raise ValueError(
                     f"quantize.{part}: {device} has no kernel for {scheme}; it has {', '.join(has) or 'none'}"
                 )

@@ -74,15 +74,10 @@ class Target:
 
     @property
     def quantized_linear(self) -> tuple[str, ...]:
-        """What `quantize.linear` of a recipe may be: its package has kernels for these.
-
-        Torch's kernel for a weight alone in int8 takes memory at any address for aligned, reads beyond the end where a
-        row is no multiple of 16, and is slower than bfloat16 from 8 rows on. Those of CUDA pack on a device alone.
-        """
+        """What `quantize.linear` of a recipe may be: its package, or the runtime, has kernels for these. Those of CUDA
+        for weights alone pack on a device alone."""
         both = ("int8_dynamic", "int8_static")
-        if self.kind == "cpu":
-            return (*both, "int4_weight_only")
-        return (*both, "int8_weight_only", "int4_weight_only") if self.kind == "npu" else both
+        return both if self.kind == "cuda" else (*both, "int8_weight_only", "int4_weight_only")
 
     @property
     def quantized_experts(self) -> tuple[str, ...]:

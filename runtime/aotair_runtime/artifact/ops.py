@@ -11,6 +11,7 @@ from ..devices import collectives as _collectives  # noqa: F401
 from ..devices import grouped as _grouped  # noqa: F401
 from ..devices import grouped_int8 as _grouped_int8  # noqa: F401
 from ..devices import int8_linear as _int8_linear  # noqa: F401
+from ..devices import int8_rows as _int8_rows  # noqa: F401
 from ..devices import latent_attention as _latent_attention  # noqa: F401
 from ..errors import NamespaceError, RequirementError
 from ..format.schema import Op

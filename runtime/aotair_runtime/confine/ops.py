@@ -540,6 +540,7 @@ OURS = """\
 air::dynamic_quant: - out
 air::grouped_int_mm: - out; indices=ends
 air::grouped_mm: - out; indices=ends
+air::linear_int8: - out
 air::latent_attention: - out; indices=table,lengths
 air::paged_attention: - out; indices=table,lengths
 air::quant_matmul: - out

@@ -1,0 +1,124 @@
+"""The original without the rounding of its half-precision numbers: how far is what it answers from that?
+
+Each op is made twice: as the model makes it, so that nothing of the model's own is another, and on shadows in float32,
+which stand for what was rounded to float16 or bfloat16. A shadow belongs to memory, not to a tensor: views of it, and
+what is written into them, are those of the tensor. Weights, and what is made of weights alone, are as they are.
+
+How far one way of rounding is from that may be luck: others are tried, at random up or down at each op.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+HALVES = (torch.float16, torch.bfloat16)
+_WIDE = torch.float32
+_TAKE_BOTH = ("aten", "air", "prims")  # namespaces whose ops take float32 for what they take in halves
+_LOST = {torch.float16: 13, torch.bfloat16: 16}  # bits of a float32 that are not those of the dtype
+_SWEPT = 512  # ops between two looks for memory that is free again
+
+
+class Exact(TorchDispatchMode):
+    """Within it, what `model` computes is computed in float32 too. `of` gives that of a tensor. With `rounds`, what the
+    model rounds to half precision is rounded in that, too: up or down, as often as it is nearer."""
+
+    def __init__(self, model: torch.nn.Module, rounds: torch.Generator | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._shadows: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        self._weights = {_key(one): StorageWeakRef(one.untyped_storage()) for one in model.parameters()}
+        self._ops, self._rounds = 0, rounds
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for a tensor: a view of its memory's shadow, or else itself, in float32 where it is of halves."""
+        known = self._shadows.get(_key(tensor))
+        if known is not None:
+            return known[1].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return tensor.to(_WIDE) if tensor.dtype in HALVES else tensor
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether anything else stands for a tensor."""
+        return _key(tensor) in self._shadows
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if given and all(_key(one) in self._weights for one in given):
+            made = func(*args, **kwargs)
+            self._weights |= {_key(one): StorageWeakRef(one.untyped_storage()) for one in _tensors(made)}
+            return made
+        return self._twice(func, args, kwargs, given)
+
+    def _twice(self, func: OpOverload, args: Any, kwargs: Any, given: Sequence[torch.Tensor]) -> Any:
+        for tensor in given:
+            if tensor.dtype in HALVES and not {_key(tensor)} & (self._shadows.keys() | self._weights.keys()):
+                self._begin(tensor)
+        wide = tree_map(self._widened, (args, kwargs))
+        shadowed = any(_key(tensor) in self._shadows for tensor in given)
+        plain = func(*args, **kwargs)
+        if shadowed or any(one.dtype in HALVES for one in _tensors(plain)):
+            views = () if func._schema.is_mutable else frozenset(map(_key, given))
+            self._keep(plain, self._made(func, *wide, plain), views)
+        self._sweep()
+        return plain
+
+    def _made(self, func: OpOverload, args: Any, kwargs: Any, plain: Any) -> Any:
+        """The op on shadows; what the model made where the op takes no others."""
+        if func.namespace not in _TAKE_BOTH:
+            return plain
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, ValueError):  # no kernel takes float32
+            return plain
+
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.of(value)
+        return _WIDE if isinstance(value, torch.dtype) and value in HALVES else value
+
+    def _begin(self, tensor: torch.Tensor) -> None:
+        """A shadow of all of a tensor's memory, which holds what is there."""
+        storage = tensor.untyped_storage()
+        whole = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
+        self._shadows[_key(tensor)] = StorageWeakRef(storage), whole.to(_WIDE, copy=True)
+
+    def _keep(self, plain: Any, wide: Any, views: Collection[int]) -> None:
+        """What an op made of shadows is the shadow of what it made; `views` of its operands have theirs."""
+        for mine, shadow in zip(tree_leaves(plain), tree_leaves(wide), strict=True):
+            if not isinstance(mine, torch.Tensor) or mine.dtype not in (*HALVES, _WIDE):
+                continue
+            if _key(mine) in views or _key(mine) in self._weights:
+                continue
+            if _key(mine) not in self._shadows:
+                self._begin(mine)
+            if shadow is not mine:
+                self.of(mine).copy_(self._rounded(shadow, mine.dtype))
+
+    def _rounded(self, shadow: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        if self._rounds is None or kind not in HALVES or shadow.dtype != _WIDE:
+            return shadow
+        lost = _LOST[kind]
+        bits = shadow.contiguous().view(torch.int32)
+        bits = (bits + torch.randint(1 << lost, bits.shape, generator=self._rounds, dtype=torch.int32)) >> lost << lost
+        return torch.where(shadow.isfinite(), bits.view(_WIDE), shadow)
+
+    def _sweep(self) -> None:
+        self._ops += 1
+        if self._ops % _SWEPT == 0:
+            self._shadows = {key: item for key, item in self._shadows.items() if not item[0].expired()}
+            self._weights = {key: one for key, one in self._weights.items() if not one.expired()}
+
+
+def _key(tensor: torch.Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
