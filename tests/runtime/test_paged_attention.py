@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotair_runtime.devices.attention import OP
+from aotair_runtime.devices.attention import OP, Step, prepared
 
 OUT = torch.ops.air.paged_attention.out
 
@@ -166,3 +166,52 @@ def test_empty_sizes_are_errors_or_empty():
     with pytest.raises(ValueError):
         OP(query[..., :0], keys[:, :0], values, table, mask, lengths, scale)
     assert OP(query[:0], keys, values, table[:0], mask[:0], lengths[:0], scale).shape == (0, 4, 3, 8)
+
+
+# ---- calls whose memory stays ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 3), st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]), st.integers(1, 3), st.sampled_from([4, 5, 16]),
+    st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_a_step_of_one_token_gives_the_bits_of_the_op(batch, sizes, columns, block, kind, seed):
+    given = arguments(batch, *sizes, 1, 8, columns, block, kind=kind, seed=seed)
+    out = torch.full_like(given[0], torch.nan)
+    step = prepared(given, {"out": out})
+    assert isinstance(step, Step)
+    for _ in range(3):  # other numbers at the same addresses
+        step()
+        assert torch.equal(out, OP(*given))
+        for tensor in given[:3]:
+            tensor.copy_(torch.randn(tensor.shape))
+        given[3].copy_(given[3].flatten()[torch.randperm(given[3].numel())].view(given[3].shape))
+        given[5].copy_(torch.randint(1, columns * block + 1, given[5].shape))
+        given[4].copy_((torch.arange(columns * block) < given[5][:, None])[:, None, None])
+
+
+@pytest.mark.parametrize("what", ["tokens", "turned caches", "turned query", "int8"])
+def test_what_is_no_plain_step_is_the_ops_own_call(what: str):
+    given = list(arguments(tokens=2 if what == "tokens" else 1))
+    if what == "turned caches":
+        given[1:3] = [part.t().contiguous().t() for part in given[1:3]]
+    elif what == "turned query":
+        given[0] = given[0].transpose(0, 1).contiguous().transpose(0, 1)
+    elif what == "int8":
+        given[1:3] = [(one * 30).to(torch.int8) for one in given[1:3]]
+        given += [torch.rand(32, 2) / 20, torch.rand(32, 2) / 20]
+    out = torch.full(given[0].shape, torch.nan)
+    call = prepared(given, {"out": out})
+    assert call is not None and not isinstance(call, Step)
+    call()
+    assert torch.equal(out, OP(*given))
+
+
+@pytest.mark.parametrize("block", [-1, 8, 2**40])
+def test_a_step_refuses_a_block_that_does_not_exist(block: int):
+    given = arguments(tokens=1, columns=1)
+    given[3][1, 0] = block
+    step = prepared(given, {"out": torch.empty_like(given[0])})
+    with pytest.raises(IndexError, match=f"block {block} of 4"):
+        step()

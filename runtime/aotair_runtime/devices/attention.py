@@ -51,21 +51,28 @@ def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
 
 
 def _into(out: Tensor, given: Sequence[Any]) -> Tensor:
-    query, keys, values, table, mask, lengths, scale, *scales = given
+    table, mask, lengths = given[3:6]
+    for number, blocks, length in sequences(table, lengths, mask.shape[3]):
+        _attend(out, given, number, blocks, length)
+    return out
+
+
+def _attend(out: Tensor, given: Sequence[Any], number: int, blocks: list[int], length: int) -> None:
+    """What a call makes of one of its sequences, which has its rows in these blocks."""
+    query, keys, values, table, mask, _, scale, *scales = given
     heads, tokens, width = query.shape[1:]
     groups = keys.shape[1] // width
     share = heads // groups
     caches = (keys, values, *(one for one in scales if one is not None))
-    for number, length, rows in sequences(table, lengths, mask.shape[3], caches):
-        of_heads = [one.unflatten(1, (groups, -1)) for one in rows]
-        own = [one.transpose(0, 1).unsqueeze(0) for one in _floats(of_heads, query.dtype)]
-        # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
-        asked = query[number].reshape(1, groups, share * tokens, width)
-        seen = mask[number : number + 1, :, :, :length]
-        seen = seen.repeat(1, 1, share, 1) if tokens > 1 else seen.expand(1, 1, share, length)
-        found = scaled_dot_product_attention(asked, own[0], own[1], attn_mask=seen, scale=scale)
-        out[number].copy_(found.view(heads, tokens, -1))
-    return out
+    rows = [rows_of(cache, blocks, mask.shape[3] // table.shape[1])[:length] for cache in caches]
+    of_heads = [one.unflatten(1, (groups, -1)) for one in rows]
+    own = [one.transpose(0, 1).unsqueeze(0) for one in _floats(of_heads, query.dtype)]
+    # The heads of a group stand below each other as if they were more tokens: keys and values are not repeated.
+    asked = query[number].reshape(1, groups, share * tokens, width)
+    seen = mask[number : number + 1, :, :, :length]
+    seen = seen.repeat(1, 1, share, 1) if tokens > 1 else seen.expand(1, 1, share, length)
+    found = scaled_dot_product_attention(asked, own[0], own[1], attn_mask=seen, scale=scale)
+    out[number].copy_(found.view(heads, tokens, -1))
 
 
 def prepared(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], object] | None:
@@ -74,7 +81,54 @@ def prepared(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], obj
         out = _shape_out(*args, **kwargs)
     except (ValueError, TypeError):
         return None
-    return functools.partial(_into, out, args)
+    return Step(out, args) if Step.takes(out, args) else functools.partial(_into, out, args)
+
+
+class Step:
+    """A call with one token for each sequence, whose memory stays where it is: all views of it are made once. A
+    sequence of one block, which is what most have, then takes no more than the attention itself; the numbers are those
+    of the op."""
+
+    @staticmethod
+    def takes(out: Tensor, given: Sequence[Any]) -> bool:
+        query, keys, values, _, _, _, _, *scales = given
+        return (
+            query.shape[2] == 1
+            and query.is_contiguous()
+            and out.is_contiguous()
+            and not any(one is not None for one in scales)
+            and keys.is_contiguous()
+            and values.is_contiguous()
+        )
+
+    def __init__(self, out: Tensor, given: Sequence[Any]):
+        query, keys, values, self._table, mask, self._lengths, self._scale, *_ = given
+        self._given, self._out, self._most = given, out, mask.shape[3]
+        self._block = self._most // self._table.shape[1]
+        groups = keys.shape[1] // query.shape[3]
+        share = query.shape[1] // groups
+        self._asked = query.view(len(query), 1, groups, share, -1).unbind()
+        self._found = out.view(len(query), 1, groups, share, -1).unbind()
+        self._seen = mask.expand(len(query), 1, share, self._most).unsqueeze(1).unbind()
+        self._keys, self._values = (self._in_blocks(cache, groups) for cache in (keys, values))
+
+    def _in_blocks(self, cache: Tensor, groups: int) -> tuple[Tensor, ...]:
+        """(1, groups, block, width) of each block."""
+        return cache.view(-1, 1, self._block, groups, cache.shape[1] // groups).transpose(2, 3).unbind()
+
+    def __call__(self) -> None:
+        for number, blocks, length in sequences(self._table, self._lengths, self._most):
+            if length > self._block or not 0 <= blocks[0] < len(self._keys):
+                _attend(self._out, self._given, number, blocks, length)
+                continue
+            found = scaled_dot_product_attention(
+                self._asked[number],
+                self._keys[blocks[0]].narrow(2, 0, length),
+                self._values[blocks[0]].narrow(2, 0, length),
+                attn_mask=self._seen[number].narrow(3, 0, length),
+                scale=self._scale,
+            )
+            self._found[number].copy_(found)
 
 
 def _floats(rows: Sequence[Tensor], kind: torch.dtype) -> Sequence[Tensor]:
@@ -84,19 +138,17 @@ def _floats(rows: Sequence[Tensor], kind: torch.dtype) -> Sequence[Tensor]:
     return [(one.to(torch.float32) * scale).to(kind) for one, scale in zip(rows[:2], rows[2:], strict=True)]
 
 
-def sequences(
-    table: Tensor, lengths: Tensor, most: int, caches: tuple[Tensor, ...]
-) -> Iterator[tuple[int, int, list[Tensor]]]:
-    """Each sequence of a call: its number, its length, which is 1 to `most`, and its rows of each cache (rows, width),
-    (length, width), which are copied only where they lie in several blocks."""
+def sequences(table: Tensor, lengths: Tensor, most: int) -> Iterator[tuple[int, list[int], int]]:
+    """Each sequence of a call: its number, the blocks that hold it, and its length, which is 1 to `most`."""
     block = most // table.shape[1]
     for number, (blocks, said) in enumerate(zip(table.tolist(), lengths.tolist())):
         length = min(max(said, 1), most)
-        yield number, length, [_rows(cache, blocks[: -(-length // block)], block)[:length] for cache in caches]
+        yield number, blocks[: -(-length // block)], length
 
 
-def _rows(cache: Tensor, blocks: list[int], block: int) -> Tensor:
-    """The rows of those blocks of a cache (rows, width), one after the other."""
+def rows_of(cache: Tensor, blocks: list[int], block: int) -> Tensor:
+    """The rows of those blocks of a cache (rows, width), one after the other, which are copied only where they lie in
+    several blocks."""
     count = cache.shape[0] // block
     for number in blocks:
         if not 0 <= number < count:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import sequences
+from .attention import rows_of, sequences
 from .results import check_out
 
 _SCHEMA = (
@@ -61,7 +61,9 @@ def _into(
 ) -> Tensor:
     _, heads, tokens, rank = query.shape
     wide = torch.promote_types(query.dtype, torch.float32)
-    for number, length, (own, turned) in sequences(table, lengths, mask.shape[3], (latents, ropes)):
+    block = mask.shape[3] // table.shape[1]
+    for number, blocks, length in sequences(table, lengths, mask.shape[3]):
+        own, turned = (rows_of(cache, blocks, block)[:length] for cache in (latents, ropes))
         rows, angles = own.to(wide), turned.to(wide)
         scores = query[number].reshape(heads * tokens, rank).to(wide) @ rows.t()
         scores.addmm_(query_rope[number].reshape(heads * tokens, query_rope.shape[3]).to(wide), angles.t())
