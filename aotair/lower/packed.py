@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx.node import Argument, Node
 
-from aotair_runtime.devices import int8_linear
+from aotair_runtime.devices import int8_linear, int8_rows
 from aotair_runtime.devices.onednn_convolution import dense_strides, shape_of
 
 from ..graph.derived import is_constant
@@ -54,6 +54,8 @@ def _without_row(weight: Node) -> Node:
 def packed_product(target: Target, op: object, args: Sequence[Argument]) -> int | None:
     """The argument of a matrix product, which linear layers are lowered to, that a node may read packed: where the
     weight is whole, and nodes are faster so. The node finds out whether it is."""
+    if op is int8_rows.OP:
+        return 1 if target.packs and target.kind == "cpu" and _is_whole(args) else None
     if op is int8_linear.MULTIPLY:
         return 1 if target.packs_int8(args[5]) and _is_whole(args) else None
     place = {_aten.mm.default: 1, _aten.addmm.default: 2}.get(op)  # type: ignore[call-overload]  # any object may be asked for

@@ -148,4 +148,4 @@ def _why_unfit(weight: Tensor, few: int, group: int, job: Job) -> str:
     out, width = weight.shape
     if job.target.kind == "npu":
         return unfit_for_npu(out, width, few, group, weight.dtype)
-    return unfit_for_cpu(out, width, few, group, zeros=False)
+    return unfit_for_cpu(out, width, few, group, torch.bfloat16, zeros=False)

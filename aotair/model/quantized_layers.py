@@ -34,7 +34,9 @@ class Int8Linear(nn.Module):
 
 
 class WeightOnlyLinear(nn.Module):
-    """`x @ weight.T + bias` with weights of 8 or 4 bits, and a scale for each group of neighbours or each row."""
+    """`x @ weight.T + bias` with weights of 8 or 4 bits, and a scale for each group of neighbours or each row. The
+    kernels of CPUs are those of bfloat16: others round the activations to that, and have the result in their own
+    dtype."""
 
     def __init__(self, linear: nn.Linear, target: Target, bits: int, group: int | None):
         super().__init__()
@@ -43,7 +45,13 @@ class WeightOnlyLinear(nn.Module):
         self._target, self._bits, self._group = target, bits, group
 
     def forward(self, input: Tensor) -> Tensor:
-        return weight_only(input, rounded(self.weight, self._bits, self._group, input.dtype), self.bias, self._target)
+        kind = torch.bfloat16 if self._target.kind == "cpu" else input.dtype
+        weight = rounded(self.weight, self._bits, self._group, kind)
+        product = weight_only(input.to(kind), weight, None if kind != input.dtype else self.bias, self._target)
+        if kind == input.dtype:
+            return product
+        product = product.to(input.dtype)
+        return product if self.bias is None else product + self.bias
 
 
 def quantized(

@@ -45,13 +45,13 @@ def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target:
     """`x @ weight.T + bias` in the dtype of x; only the weight is quantised.
 
     By the target's kernel where it has one for such a weight (`unfit_for_npu`, `unfit_for_cpu`), else over the weight in
-    the dtype of x. That of CPUs reads x in bfloat16, and makes such.
+    the dtype of x.
     """
     out, width = weight.rows.shape
     group = width // weight.scale.shape[1]
-    if target.kind == "cpu" and not unfit_for_cpu(out, width, weight.bits, group, weight.zero is not None):
+    if target.kind == "cpu" and not unfit_for_cpu(out, width, weight.bits, group, x.dtype, weight.zero is not None):
         on_cpu = _int4_on_cpu if weight.bits == 4 else _int8_on_cpu
-        product = on_cpu(x.reshape(-1, width).to(torch.bfloat16), weight).to(x.dtype).view(*x.shape[:-1], out)
+        product = on_cpu(x.reshape(-1, width), weight).view(*x.shape[:-1], out)
         return product if bias is None else product + bias
     if target.kind != "npu" or unfit_for_npu(out, width, weight.bits, group, x.dtype):
         return linear(x, weight.dequantized(x.dtype), bias)
@@ -69,9 +69,12 @@ def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target:
     return result.view(*x.shape[:-1], out)
 
 
-def unfit_for_cpu(out: int, width: int, bits: int, group: int, zeros: bool) -> str:
-    """Why CPUs have no kernel for a weight (out, width) in groups of so many neighbours, with zeros or not; empty where
-    they have."""
+def unfit_for_cpu(out: int, width: int, bits: int, group: int, dtype: torch.dtype, zeros: bool) -> str:
+    """Why CPUs have no kernel for a weight (out, width) in groups of so many neighbours, with zeros or not, beside
+    activations of `dtype`; empty where they have."""
+    kinds = _HALVES if bits == 4 else (torch.bfloat16,)
+    if dtype not in kinds:
+        return f"activations of {_named(dtype)}, not {' or '.join(map(_named, kinds))}"
     if bits == 8:
         if group != width:
             return f"groups of {group} in int8, not whole rows of {width}"
@@ -79,6 +82,10 @@ def unfit_for_cpu(out: int, width: int, bits: int, group: int, zeros: bool) -> s
     if group not in GROUPS:
         return f"groups of {group}, not of {', '.join(map(str, GROUPS))}"
     return f"{out} rows, not a multiple of {ROWS}" if out % ROWS else ""
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _int4_on_cpu(x: Tensor, weight: QuantizedWeight) -> Tensor:
@@ -101,7 +108,7 @@ def unfit_for_npu(out: int, width: int, bits: int, group: int, dtype: torch.dtyp
     """Why NPUs have no kernel for a weight (out, width) in groups of so many neighbours beside activations of `dtype`;
     empty where they have."""
     if dtype not in _HALVES:
-        return f"activations of {str(dtype).removeprefix('torch.')}, not float16 or bfloat16"
+        return f"activations of {_named(dtype)}, not float16 or bfloat16"
     if max(out, width) > NPU_MOST:
         return f"more than {NPU_MOST} rows or columns"
     if group != width and group % 32:

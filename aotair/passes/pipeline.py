@@ -23,6 +23,7 @@ from . import (
     lower_precision,
     merge_copies,
     merge_duplicates,
+    merge_products,
     recover_view_inplace,
     reinplace_inplaceable_ops,
     reinplace_input_mutated_ops,
@@ -74,6 +75,10 @@ def _fuse(rule: fusion.Rule, seen: set[object] | None = None, groups: Sequence[c
 
 def _folds_norms(config: CompilerConfig) -> bool:
     return config.experimental_config.fold_norms and config.experimental_config.fold_constants
+
+
+def _merges_products(config: CompilerConfig) -> bool:
+    return config.experimental_config.merge_products and config.experimental_config.fold_constants
 
 
 def _lowers_precision(config: CompilerConfig) -> bool:
@@ -135,6 +140,8 @@ FINISH = (
     Pass("lower_precision", lower_precision.run, _lowers_precision),
     # After all that matches patterns, which may look for views of images; before what makes ops write over one another.
     Pass("channels_last", channels_last.run, lambda config: config.experimental_config.channels_last),
+    # After all that matches patterns. Before the next, which stores the weights that this puts together; not without it.
+    Pass("merge_products", merge_products.run, _merges_products),
     # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
     Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),
     # After the last pass that may open a scope. Reinplacing asks which streams there are, so it comes later.

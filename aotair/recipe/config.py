@@ -149,6 +149,11 @@ class ExperimentalConfig(_Options):
         description="make batch norms, and products and sums with constants, part of the weights before them: in "
         "float32 and float64, and not without fold_constants",
     )
+    merge_products: bool = Field(
+        default=True,
+        description="one product of weights of four or eight bits that read the same, on the CPU; not without "
+        "fold_constants",
+    )
     channels_last: bool = Field(
         default=True,
         description="convolutions of images, and what lies between them, in channels-last, which the CPU's kernels are "

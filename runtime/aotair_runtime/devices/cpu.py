@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..format.packed import CONVOLUTION, NEEDED
-from . import forms, int4, onednn, onednn_convolution, zeros
+from . import forms, int4, int8_rows, onednn, onednn_convolution, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
 from .timers import HostTimer
@@ -81,6 +81,8 @@ class CPU:
             return None
         if op == CONVOLUTION:
             return onednn_convolution.packed(weight)
+        if op == int8_rows.PACKED:
+            return int8_rows.packed(weight)
         return int4.packed(weight) if op in NEEDED else onednn.packed(weight)
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..format.packed import CONVOLUTION, NEEDED
-from . import int4, nz, onednn, onednn_convolution
+from . import int4, int8_rows, nz, onednn, onednn_convolution
 from .onednn_convolution import Shape
 
 
@@ -14,15 +14,19 @@ def packs(device: str, op: str, kind: torch.dtype) -> bool:
     """Whether a device of that kind packs a weight of a dtype for an op: in one form, whatever else reads it."""
     if device == "cpu" and op == CONVOLUTION:
         return onednn_convolution.packs(kind)
+    if device == "cpu" and op == int8_rows.PACKED:
+        return kind == torch.int8
     if device == "cpu":
         return kind == torch.uint8 if op in NEEDED else onednn.packs(op, kind)
-    return device == "npu" and op not in (CONVOLUTION, "aten::linear") and nz.packs(kind)
+    return device == "npu" and op not in (CONVOLUTION, "aten::linear", int8_rows.PACKED) and nz.packs(kind)
 
 
-def packed_bytes(device: str, shape: Sequence[int], kind: torch.dtype) -> int:
-    """What a weight that is packed takes; that of convolutions: see `convolution_bytes`."""
+def packed_bytes(device: str, op: str, shape: Sequence[int], kind: torch.dtype) -> int:
+    """What a weight that is packed for an op takes; that of convolutions: see `convolution_bytes`."""
     if device == "npu":
         return nz.packed_bytes(shape, kind)
+    if op == int8_rows.PACKED:
+        return int8_rows.packed_bytes(shape)
     return int4.packed_bytes(shape, kind) if kind == torch.uint8 else onednn.packed_bytes(shape, kind)
 
 

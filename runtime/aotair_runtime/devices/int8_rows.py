@@ -1,20 +1,24 @@
 """`torch.ops.air.linear_int8`: a product of floats with a weight of int8, on the CPU.
 
 Few rows are multiplied by torch's kernel, which reads the weight as it lies. That kernel takes for granted what it is
-called with: rows of whole vectors at addresses of such. Anything else is multiplied as floats are.
+called with: rows of whole vectors at addresses of such. A load copies weights to such addresses; what else is not so is
+multiplied as floats are.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .base import Allocates
 from .results import check_out, meet
 
 MOST_ROWS = 16  # from here on the kernel is slower than a product of floats made of the weight: `benchmarks.packed`
 WIDTH = 32  # that the length of a row has to be a multiple of
-_ADDRESS = 16  # bytes that an address has to be a multiple of
+PACKED = "air::linear_int8.out"
+_ADDRESS = 32  # bytes that addresses have to be a multiple of
 _aten = torch.ops.aten
 _library = torch.library.Library("air", "FRAGMENT")
 
@@ -41,18 +45,41 @@ def _linear_int8_out(x: Tensor, weight: Tensor, scale: Tensor, *, out: Tensor) -
     return out.copy_(linear_int8(x, weight, scale))
 
 
-def prepared(args: Sequence[object], kwargs: Mapping[str, object]) -> Callable[[], object] | None:
-    """A call of `air::linear_int8.out` for addresses that stay; None where the op itself makes it."""
-    if len(args) != 3 or kwargs.keys() != {"out"}:
-        return None
-    tensors = [one for one in (*args, kwargs["out"]) if isinstance(one, Tensor)]
-    if len(tensors) != 4:
-        return None
-    x, weight, scale, out = tensors
-    _out(x, weight, scale, out=out)
-    if not _fits(x, weight, scale) or any(meet(out, one) for one in (x, weight, scale)):
-        return None
-    return functools.partial(_into, x, weight, scale, out)
+class Int8Rows(Allocates):
+    """A weight (n, k) as it is, at an address that the kernel takes, which that in a file need not be."""
+
+    def __init__(self, weight: Tensor):
+        self._rows = weight.clone()
+        self.nbytes: int = self._rows.nbytes
+
+    def fill(self, weight: Tensor) -> None:
+        self._rows.copy_(weight)
+
+    def call(
+        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[], object] | None:
+        if op.name() != PACKED or len(args) != 3 or kwargs.keys() != {"out"}:
+            return None
+        x, _, scale = args
+        try:
+            out = _out(x, self._rows, scale, out=kwargs["out"])
+        except ValueError:
+            return None
+        fits = _fits(x, self._rows, scale) and not any(meet(out, one) for one in (x, scale))
+        if fits:
+            return functools.partial(_into, x, self._rows, scale, out)
+        return functools.partial(op, x, self._rows, scale, out=out)
+
+
+def packed(weight: Tensor) -> Int8Rows | None:
+    """The weight as the kernel reads it; None where it is none that the kernel takes."""
+    fits = weight.dtype == torch.int8 and weight.dim() == 2 and weight.numel() > 0 and not weight.shape[1] % WIDTH
+    return Int8Rows(weight) if fits and weight.is_contiguous() else None
+
+
+def packed_bytes(shape: Sequence[int]) -> int:
+    """What it takes beside the bytes in the file."""
+    return torch.Size(shape).numel() if len(shape) == 2 and not shape[1] % WIDTH else 0
 
 
 def _into(x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
@@ -62,7 +89,8 @@ def _into(x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
 def _fits(x: Tensor, weight: Tensor, scale: Tensor) -> bool:
     """Whether a call is one that torch's kernel may be given, and is fast in."""
     fits = x.dtype == torch.bfloat16 and 0 < len(x) <= MOST_ROWS and weight.numel() > 0 and not x.shape[1] % WIDTH
-    return fits and all(one.is_contiguous() and not one.data_ptr() % _ADDRESS for one in (x, weight, scale))
+    fits = fits and not x.data_ptr() % _ADDRESS and not weight.data_ptr() % _ADDRESS
+    return fits and all(one.is_contiguous() for one in (x, weight, scale))
 
 
 def _check(x: Tensor, weight: Tensor, scale: Tensor) -> None:

@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from . import attention, int8_rows, onednn_int8, short_attention
+from . import attention, onednn_int8, short_attention
 
 Prepare = Callable[[Sequence[object], Mapping[str, object]], Callable[[], object] | None]
-_BY_OP: Mapping[str, Prepare] = {
-    "air::paged_attention.out": attention.prepared,
-    "air::linear_int8.out": int8_rows.prepared,
-}
+_BY_OP: Mapping[str, Prepare] = {"air::paged_attention.out": attention.prepared}
 _BY_LIBRARY: Mapping[str, Prepare] = {"air::dynamic_quant.out": onednn_int8.rounding}
 PrepareInto = Callable[[Sequence[object], Mapping[str, object], torch.Tensor], Callable[[], object] | None]
 _INTO: Mapping[str, PrepareInto] = {"aten::scaled_dot_product_attention": short_attention.prepared}

@@ -29,6 +29,7 @@ READERS: Mapping[str, Reader] = {
     "aten::mm.out": Reader(1, Form.OUT, turned=True),
     "aten::addmm.out": Reader(2, Form.OUT, turned=True),
     "air::quant_matmul.out": Reader(1, Form.OUT),
+    "air::linear_int8.out": Reader(1, Form.OUT),
     "npu::npu_quant_matmul": Reader(1),
     "npu::npu_grouped_matmul": Reader(1, dims=3, listed=True),
     "npu::npu_grouped_matmul.List": Reader(1, dims=3, listed=True),

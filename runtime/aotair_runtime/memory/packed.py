@@ -19,7 +19,7 @@ def packed_bytes(program: Program, kind: str, pack_weights: bool) -> dict[int, i
         if op == CONVOLUTION:
             found[number] = forms.convolution_bytes(convolutions.get(number, ()))
         else:
-            found[number] = forms.packed_bytes(kind, constant.shape, dtype(constant.dtype))
+            found[number] = forms.packed_bytes(kind, op, constant.shape, dtype(constant.dtype))
     return found
 
 
