@@ -32,15 +32,21 @@ def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def groups_by_hand(weight: torch.Tensor, bits: int, group: int, kind: torch.dtype) -> torch.Tensor:
-    """The weight that whole numbers of so many bits and one scale for each group stand for, number by number."""
+    """The weight that whole numbers of so many bits stand for, with one scale for each group, and of 4 bits one zero
+    point, number by number."""
     out, width = weight.shape
-    most = 2 ** (bits - 1) - 1
     found = torch.empty(out, width, dtype=torch.float64)
     for row, first in itertools.product(range(out), range(0, width, group)):
         part = weight[row, first : first + group].float()
-        scale = (part.abs().max() / most).to(kind).float()
-        whole = [0 if scale == 0 else max(-most, min(most, round((value / scale).item()))) for value in part]
-        found[row, first : first + group] = torch.tensor(whole, dtype=torch.float64) * scale.double()
+        scale, zero, least = (part.abs().max() / 127).to(kind).float(), torch.zeros(()), -127
+        if bits == 4:
+            middle, least = part.min() / 2 + part.max() / 2, -8
+            scale = torch.maximum((part.max() - part.min()) / 15, middle.abs() / 256)
+            zero = (-0.5 - middle / (scale if scale else 1)).to(kind).float()
+            scale = scale.to(kind).float()
+        whole = [round((value / (scale if scale else 1) + zero).item()) for value in part]
+        whole = torch.tensor([max(least, min(2 ** (bits - 1) - 1, one)) for one in whole], dtype=torch.float64)
+        found[row, first : first + group] = (whole - zero.double()) * scale.double()
     return found
 
 
@@ -78,11 +84,14 @@ def plus(result: torch.Tensor, linear: torch.nn.Linear) -> torch.Tensor:
 def test_weights_alone(target, bits, group, dtype, bias):
     for seed, shape in enumerate([(2, 3), (5,), (1,)]):
         linear, x = sample(seed, 24, 128, dtype, bias, shape)
-        weight = groups_by_hand(linear.weight, bits, group or 128, dtype)
+        kind = torch.bfloat16 if target is CPU else dtype  # whatever the layer's: that of the kernel
+        weight = groups_by_hand(linear.weight, bits, group or 128, kind)
         got = WeightOnlyLinear(linear, target, bits, group)(x)
         if target is CPU:
-            weight = weight.to(dtype).double()  # the product is that of floats
-        close(got, plus(x.double() @ weight.T, linear), dtype)
+            weight = weight.to(kind).double()  # the product is that of floats
+        want = plus(x.to(kind).double() @ weight.T, linear)
+        assert got.dtype == dtype
+        close(got.to(kind), want, kind)
 
 
 @pytest.mark.parametrize("zeros", [None, torch.int8, torch.float32])

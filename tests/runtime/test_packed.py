@@ -415,10 +415,14 @@ def test_a_row_that_is_not_finite_reaches_no_other(packer):
 
 
 def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
-    """A weight as four bits hold it, from the definition: in groups, their largest absolute value over 7."""
+    """A weight as four bits hold it, from the definition: in groups, between the least and the greatest of which there
+    are 15 steps, in bfloat16, which CPUs compute such products in."""
     groups = weight.float().view(len(weight), -1, group)
-    scale = (groups.abs().amax(2, keepdim=True) / 7).to(weight.dtype).float()
-    return ((groups / scale).round().clamp(-7, 7) * scale).view(weight.shape)
+    least, greatest = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scale = (greatest - least) / 15
+    zero = (-0.5 - (least / 2 + greatest / 2) / scale).to(BF16).float()
+    scale = scale.to(BF16).float()
+    return (((groups / scale + zero).round().clamp(-8, 7) - zero) * scale).view(weight.shape)
 
 
 class Small(torch.nn.Module):
