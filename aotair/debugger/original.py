@@ -13,6 +13,7 @@ from aotair_runtime.format.torch_names import dtype
 from ..errors import ModelError, RecipeError
 from ..export.exported import Exported
 from ..graph.resolve import resolved
+from ..model.exact import roundings
 from ..model.reference import Original
 from ..model.samples import Poison, poisoned, poisons, random_inputs
 from ..model.wider import Wider
@@ -65,7 +66,8 @@ class Reference:
             raise ModelError(
                 f"the original model fails with {one.words}: {type(error).__name__}: {error}", where=self._job.where
             ) from error
-        return Run(run.names, run.tensors, functools.cache(lambda: self._moved(call)))
+        moved = functools.cache(lambda: self._moved(call))
+        return Run(run.names, run.tensors, moved, functools.cache(lambda: self._rounded(call)))
 
     def _run(self, call: Call) -> Run:
         given = {name: tensor.clone() for name, tensor in call.inputs.items()}
@@ -76,6 +78,13 @@ class Reference:
     def _moved(self, call: Call) -> Run:
         with Wider():
             return self._run(call)
+
+    def _rounded(self, call: Call) -> Mapping[str, float]:
+        def left() -> Mapping[str, torch.Tensor]:
+            run = self._run(call)
+            return dict(zip(run.names, run.tensors, strict=True))
+
+        return roundings(self._original.model, left)
 
     def calls(self, sizes: tuple[int, ...]) -> Iterator[Named]:
         """Calls of a bucket: with random inputs from the states as built, and from such as calls leave them; at the

@@ -92,7 +92,8 @@ def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> boo
     if op is int4.OP:
         return packed_op(target, op, given[0]) is not None
     if op is int8_rows.OP:
-        return len(given[0][0].meta["val"]) <= int8_rows.MOST_ROWS
+        x = given[0][0]
+        return isinstance(x, Node) and bool(x.meta["val"].shape[0] <= int8_rows.MOST_ROWS)
     if op in experts.TAKEN_APART:
         return False
     if op in _ALWAYS or (_is_view(op) and op.namespace in target.allowed.known):

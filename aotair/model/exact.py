@@ -2,12 +2,13 @@
 
 Each op is made twice: as the model makes it, so that nothing of the model's own is another, and on shadows in float32,
 which stand for what was rounded to float16 or bfloat16. A shadow belongs to memory, not to a tensor: views of it, and
-what is written into them, are those of the tensor. Weights, and what is made of weights alone, are as they are.
+what is written into them, are those of the tensor. Weights, and what is made of weights and numbers alone, are as they
+are.
 
 How far one way of rounding is from that may be luck: others are tried, at random up or down at each op.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ HALVES = (torch.float16, torch.bfloat16)
 _WIDE = torch.float32
 _TAKE_BOTH = ("aten", "air", "prims")  # namespaces whose ops take float32 for what they take in halves
 _LOST = {torch.float16: 13, torch.bfloat16: 16}  # bits of a float32 that are not those of the dtype
+_OTHERS = 3  # ways to round at random
 _SWEPT = 512  # ops between two looks for memory that is free again
 
 
@@ -49,22 +51,29 @@ class Exact(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if given and all(_key(one) in self._weights for one in given):
+        if all(_key(one) in self._weights for one in given):
             made = func(*args, **kwargs)
             self._weights |= {_key(one): StorageWeakRef(one.untyped_storage()) for one in _tensors(made)}
             return made
-        return self._twice(func, args, kwargs, given)
+        written = [value for value in _written(func, args, kwargs) if isinstance(value, torch.Tensor)]
+        for tensor in written:
+            self._weights.pop(_key(tensor), None)
+        if any(tensor.dtype not in (*HALVES, _WIDE) for tensor in written):
+            return func(*args, **kwargs)  # what is counted is the model's own
+        return self._twice(func, args, kwargs, given, written)
 
-    def _twice(self, func: OpOverload, args: Any, kwargs: Any, given: Sequence[torch.Tensor]) -> Any:
-        for tensor in given:
-            if tensor.dtype in HALVES and not {_key(tensor)} & (self._shadows.keys() | self._weights.keys()):
+    def _twice(
+        self, func: OpOverload, args: Any, kwargs: Any, given: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+    ) -> Any:
+        for tensor in (*(one for one in given if one.dtype in HALVES), *written):
+            if _key(tensor) not in self._shadows and _key(tensor) not in self._weights:
                 self._begin(tensor)
         wide = tree_map(self._widened, (args, kwargs))
         shadowed = any(_key(tensor) in self._shadows for tensor in given)
         plain = func(*args, **kwargs)
         if shadowed or any(one.dtype in HALVES for one in _tensors(plain)):
-            views = () if func._schema.is_mutable else frozenset(map(_key, given))
-            self._keep(plain, self._made(func, *wide, plain), views)
+            views = frozenset[int]() if written else frozenset(map(_key, given))
+            self._keep(plain, self._made(func, wide[0], wide[1], plain), views)
         self._sweep()
         return plain
 
@@ -115,9 +124,42 @@ class Exact(TorchDispatchMode):
             self._weights = {key: one for key, one in self._weights.items() if not one.expired()}
 
 
+def roundings(model: torch.nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> dict[str, float]:
+    """By name, how far rounding to half precision takes what a call of the model leaves behind: the most of the model's
+    own way to round, and of several others. What none of that stands behind is not named."""
+    plain, exact = _called(model, call)
+    found = {name: _distance(plain[name], wanted) for name, wanted in exact.items()}
+    for seed in range(_OTHERS):
+        other = _called(model, call, torch.Generator().manual_seed(seed))[1]
+        found = {name: max(far, _distance(other[name], exact[name])) for name, far in found.items()}
+    return found
+
+
+def _called(
+    model: torch.nn.Module, call: Callable[[], Mapping[str, torch.Tensor]], rounds: torch.Generator | None = None
+) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    with Exact(model, rounds) as exact:
+        left = call()
+    return left, {name: exact.of(tensor) for name, tensor in left.items() if exact.knows(tensor)}
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of what is finite."""
+    apart = (one.to(_WIDE) - other).abs()
+    return float(torch.where(apart.isfinite(), apart, 0.0).max()) if apart.numel() else 0.0
+
+
 def _key(tensor: torch.Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def _written(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a call writes into."""
+    named = zip(op._schema.arguments, args)
+    return [value for argument, value in named if argument.is_write] + [
+        kwargs[argument.name] for argument in op._schema.arguments if argument.is_write and argument.name in kwargs
+    ]
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

@@ -77,9 +77,7 @@ def _answers(
     return answers + [one.double() for one in logits], rows
 
 
-def _largest(
-    model: nn.Module, asked: Mapping[str, Asked], calibration: Calibration, job: Job
-) -> Mapping[str, float]:
+def _largest(model: nn.Module, asked: Mapping[str, Asked], calibration: Calibration, job: Job) -> Mapping[str, float]:
     """Of each layer with a static scale, the largest absolute value of its inputs."""
     linears = {name: one.linear for name, one in asked.items() if one.scheme == "int8_static"}
     if not linears:

@@ -54,9 +54,7 @@ class WeightOnlyLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def quantized(
-    linear: nn.Linear, scheme: Scheme, group: int | None, target: Target, largest: float | None
-) -> nn.Module:
+def quantized(linear: nn.Linear, scheme: Scheme, group: int | None, target: Target, largest: float | None) -> nn.Module:
     """What stands for a layer; `largest` is the largest absolute value of its inputs, with int8_static alone."""
     if is_weight_only(scheme):
         return WeightOnlyLinear(linear, target, bits(scheme), group)

@@ -44,8 +44,8 @@ class QuantizedWeight:
 def weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Target) -> Tensor:
     """`x @ weight.T + bias` in the dtype of x; only the weight is quantised.
 
-    By the target's kernel where it has one for such a weight (`unfit_for_npu`, `unfit_for_cpu`), else over the weight in
-    the dtype of x.
+    By the target's kernel where it has one for such a weight (`unfit_for_npu`, `unfit_for_cpu`), else over the weight
+    in the dtype of x.
     """
     out, width = weight.rows.shape
     group = width // weight.scale.shape[1]

@@ -23,8 +23,8 @@ def rounded(weight: Tensor, bits: int, group: int | None = None, kind: torch.dty
     numbers = numbers if zero is None else numbers + zero.float()
     least = -127 if bits == 8 else -8
     rows = numbers.round().clamp(least, 2 ** (bits - 1) - 1).to(torch.int8)
-    factors = [None if one is None else one.view(len(weight), -1) for one in (scale, zero)]
-    return QuantizedWeight(rows.view(weight.shape), factors[0], factors[1], bits)
+    own = None if zero is None else zero.view(len(weight), -1)
+    return QuantizedWeight(rows.view(weight.shape), scale.view(len(weight), -1), own, bits)
 
 
 def _symmetric(wide: Tensor) -> tuple[Tensor, None]:

@@ -140,7 +140,7 @@ FINISH = (
     Pass("lower_precision", lower_precision.run, _lowers_precision),
     # After all that matches patterns, which may look for views of images; before what makes ops write over one another.
     Pass("channels_last", channels_last.run, lambda config: config.experimental_config.channels_last),
-    # After all that matches patterns. Before the next, which stores the weights that this puts together; not without it.
+    # After all that matches patterns, and before the next, which stores the weights that this makes; not without it.
     Pass("merge_products", merge_products.run, _merges_products),
     # After all that matches patterns, which look for ops on weights; before what makes ops write over one another.
     Pass("fold_constants", fold_constants.run, lambda config: config.experimental_config.fold_constants),

@@ -14,7 +14,7 @@ from aotair_runtime.model import Model
 
 from ..errors import ProofError
 from ..graph.resolve import resolved
-from ..model.exact import Exact
+from ..model.exact import roundings
 from ..model.reference import Original
 from ..model.wider import Wider
 from ..model.written import Written
@@ -25,7 +25,6 @@ log = logging.getLogger("aotair")
 
 Tensors = Mapping[str, torch.Tensor]
 AS_BUILT: Tensors = {}
-_ROUNDINGS = 3  # at random, beside the model's own
 
 
 @dataclass(frozen=True)
@@ -118,26 +117,17 @@ class Runner:
 
     def _rounded(self, inputs: Tensors, states: Tensors) -> Mapping[str, float]:
         try:
-            plain, exact = self._in_float32(inputs, states)
-            found = {name: _distance(plain[name], exact[name]) for name in exact}
-            for seed in range(_ROUNDINGS):
-                other = self._in_float32(inputs, states, torch.Generator().manual_seed(seed))[1]
-                found = {name: max(far, _distance(other[name], exact[name])) for name, far in found.items()}
+            return roundings(self.original.model, lambda: self._left_behind(inputs, states))
         except Exception as error:
-            log.warning("%s: not in float32: %s", self.job.where, error, exc_info=True)
+            log.debug("%s: not in float32: %s", self.job.where, error)
             return {}
-        return found
 
-    def _in_float32(
-        self, inputs: Tensors, states: Tensors, rounds: torch.Generator | None = None
-    ) -> tuple[Tensors, Tensors]:
-        """What the original leaves behind, and without its rounding to half precision, by name."""
+    def _left_behind(self, inputs: Tensors, states: Tensors) -> Tensors:
+        """By name, what the original leaves behind, states whole."""
         given = {name: tensor.clone() for name, tensor in inputs.items()}
-        with Exact(self.original.model, rounds) as exact:
-            outputs, buffers = self.original(given, states), self.original.buffers()
-            left = {f"state {item.name}": buffers[item.name].clone() for item in self.model.program.state}
-        found = dict(zip(self.names(), [*outputs, *(given[name] for name in self.mutated)], strict=True)) | left
-        return found, {name: exact.of(tensor) for name, tensor in found.items() if exact.knows(tensor)}
+        outputs, buffers = self.original(given, states), self.original.buffers()
+        found = dict(zip(self.names(), [*outputs, *(given[name] for name in self.mutated)], strict=True))
+        return found | {f"state {item.name}": buffers[item.name].clone() for item in self.model.program.state}
 
     def names(self) -> list[str]:
         """Of outputs, then of mutated inputs."""
@@ -147,12 +137,6 @@ class Runner:
         before = self.original.first_values() | dict(states)
         written = {name: Written.between(before[name], state) for name, state in left.items()}
         return Run(self.names(), [*outputs, *(inputs[name] for name in self.mutated)], states=written)
-
-
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference of what is finite."""
-    apart = (one.float() - other.float()).abs()
-    return float(torch.where(apart.isfinite(), apart, 0.0).max()) if apart.numel() else 0.0
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -157,9 +157,7 @@ def test_a_models_state_is_as_it_was():
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("device", "scheme"), [("cuda", scheme) for scheme in WEIGHTS_ALONE]
-)
+@pytest.mark.parametrize(("device", "scheme"), [("cuda", scheme) for scheme in WEIGHTS_ALONE])
 def test_what_a_target_has_no_kernel_for_is_refused_with_what_it_has(device, scheme):
     said = rf"{device} has no kernel for {scheme}; it has int8_dynamic, int8_static"
     with pytest.raises(RecipeError, match=said):

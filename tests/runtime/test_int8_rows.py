@@ -96,8 +96,8 @@ def test_arguments_that_do_not_fit_are_refused(change: dict):
     x, weight, scale = arguments()
     right = {"x": x, "scale": scale, "out": torch.empty(3, 24, dtype=BF16)}
     packed = int8_rows.packed(weight)
-    for given, fits in ((right, True), (right | change, False)):
-        call = packed.call(OUT, (given["x"], None, given["scale"]), {"out": given["out"]})
+    for asked, fits in ((right, True), (right | change, False)):
+        call = packed.call(OUT, (asked["x"], None, asked["scale"]), {"out": asked["out"]})
         assert (call is not None) == fits
     wrong = right | change
     with pytest.raises(ValueError, match="linear_int8"):

@@ -172,8 +172,8 @@ def test_empty_sizes_are_errors_or_empty():
 
 
 @given(
-    st.integers(1, 3), st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]), st.integers(1, 3), st.sampled_from([4, 5, 16]),
-    st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1000),
+    st.integers(1, 3), st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]), st.integers(1, 3),
+    st.sampled_from([4, 5, 16]), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1000),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
 def test_a_step_of_one_token_gives_the_bits_of_the_op(batch, sizes, columns, block, kind, seed):
