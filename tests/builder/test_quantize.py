@@ -107,6 +107,26 @@ def test_skipped_layers_stay():
     assert made.linears == 4 and isinstance(model.lm_head, WeightOnlyLinear)
 
 
+def test_schemes_by_layer_and_the_first_that_fits_counts():
+    by_layer = {"first": "int8_dynamic", "lm_head": "int8_weight_only", "*": "int4_weight_only"}
+    model, made = done(block("int8_dynamic", quantize={"linear": by_layer, "group_size": 32}))
+    kinds = {name: getattr(model, name) for name in ("first", "second", "third", "lm_head")}
+    assert isinstance(kinds["first"], Int8Linear) and made.linears == 4, "and lm_head, which a scheme means"
+    bits = {name: (one._bits, one._group) for name, one in kinds.items() if isinstance(one, WeightOnlyLinear)}
+    assert bits == {"second": (4, 32), "third": (4, 32), "lm_head": (8, None)}
+    assert made.scheme == "int8_dynamic and int8_weight_only and int4_weight_only"
+    model, made = done(block("int8_dynamic", quantize={"linear": {"s*": "int8_dynamic"}}))
+    assert made.linears == 1 and isinstance(model.first, torch.nn.Linear)
+    model, made = done(block("int8_dynamic", quantize={"linear": by_layer, "group_size": 32, "skip": ["second"]}))
+    assert made.linears == 3 and isinstance(model.second, torch.nn.Linear)
+
+
+def test_a_static_scale_is_that_of_the_layers_that_have_one():
+    by_layer = {"first": "int8_static", "*": "int8_dynamic"}
+    model, _ = done(block("int8_dynamic", quantize={"linear": by_layer}))
+    assert model.first.input_scale is not None and model.second.input_scale is None
+
+
 def test_a_layer_of_two_names_is_replaced_under_both():
     class Shared(torch.nn.Module):
         def __init__(self):
@@ -170,6 +190,9 @@ def test_what_a_target_has_no_kernel_for_is_refused_with_what_it_has(device, sch
         ({"linear": "fp8_weight_only"}, "(?s)quantize.linear.*int8_dynamic.*int4_weight_only"),
         ({"linear": "int8_dynamic", "group_size": 32}, "group_size is for int8_weight_only and int4_weight_only"),
         ({"linear": "int4_weight_only", "group_size": 0}, "quantize.group_size"),
+        ({"linear": {}}, "say what to quantise"),
+        ({"linear": {"*": "int3"}}, "quantize.linear"),
+        ({"linear": {"a": "int8_dynamic", "b": "int8_static"}, "group_size": 32}, "not int8_dynamic, int8_static"),
     ],
 )
 def test_what_does_not_go_together_is_refused(asked, said):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aotair.prove.apart import MOVES, Seen, apart, least
+from aotair.prove.apart import MOVES, ROUNDS, Seen, apart, least
 from aotair.prove.runs import Run
 from aotair_runtime.format.schema import Tolerance
 
@@ -71,3 +71,43 @@ def test_of_several_runs_the_least_counts():
     one, two = Seen(2.0, 1.0), Seen(3.0, 4.0)
     assert least([{"x": one, "y": one}, {}, {"x": two}]) == {"x": two, "y": one}
     assert Seen(0.0, 0.0).slack_of(torch.ones(3)) == 0.0
+
+
+# ---- half precision --------------------------------------------------------------------------------------------------
+
+HALF = Tolerance(0.0, 0.0, 5e-2)
+
+
+def halves(value: torch.Tensor, rounded: float | None = None, moved: torch.Tensor | None = None) -> Run:
+    """A run whose original is so far from what float32 gives."""
+    return Run(
+        ["x"],
+        [value],
+        lambda: None if moved is None else Run(["x"], [moved]),
+        lambda: {} if rounded is None else {"x": rounded},
+    )
+
+
+def test_where_rounding_to_half_precision_takes_the_original_as_far_it_is_no_fault():
+    want = torch.full((64,), 8.0).bfloat16()
+    got = (want.float() + 1).bfloat16()
+    for rounded, fits in ((None, False), (0.2, False), (0.3, True)):
+        found = apart(halves(want, rounded), halves(got), HALF)
+        assert bool(found.wrong) != fits
+        if fits:
+            assert found.slack["x"] == pytest.approx(ROUNDS * rounded)
+
+
+def test_the_error_says_what_was_asked():
+    want = torch.full((64,), 8.0).bfloat16()
+    got = (want.float() + 4).bfloat16()
+    assert "rounding to half precision" in apart(halves(want, 0.2), halves(got), HALF).wrong["x"].expected
+    assert "rounding to half" not in apart(halves(want), halves(got), HALF).wrong["x"].expected
+
+
+def test_what_is_let_be_far_off_is_not_proved():
+    want = torch.full((64,), 8.0).bfloat16()
+    got = (want.float() + 1).bfloat16()
+    assert apart(halves(want, 0.3), halves(got), HALF).proved == set(), "0.3 lets it be 1.2 off, of 8"
+    assert apart(halves(want), halves(want), HALF).proved == {"x"}
+    assert apart(halves(want, 0.11), halves((want.float() + 0.43).bfloat16()), HALF).proved == {"x"}

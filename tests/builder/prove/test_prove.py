@@ -434,6 +434,24 @@ def test_what_the_original_itself_moves_is_recorded_for_nodes(tmp_path):
         assert all(result.within for result in replay_golden(model))
 
 
+BF16_ROWS = {"shape": ["n", 64], "dtype": "bfloat16", "pad": 0}
+
+
+def test_an_original_that_is_rounding_alone_proves_nothing(tmp_path):
+    """What is 300 large on the way has steps of 2: the answers are no better than those of any other such model."""
+    one, other = model_of(lambda self, x: x + 300 - 300), model_of(lambda self, x: x - 300 + 300)
+    found = refused(one, tmp_path, {"x": BF16_ROWS}, other=other)
+    assert "nothing is proved of" in found.what and "rounding to half precision" in found.what
+    assert "verify.samples" in found.fix
+
+
+def test_rounding_excuses_no_other_answer(tmp_path):
+    plain = model_of(lambda self, x: x * 2)
+    for wrong in (1.8, 2.2, -2.0):
+        other = model_of(lambda self, x, wrong=wrong: x * wrong)
+        assert "is not the original model's" in refused(other, tmp_path, {"x": BF16_ROWS}, other=plain).what
+
+
 def lay_golden(found: Proved, folder) -> Artifact:
     pack.pack(found, {}, folder)
     return open_artifact(folder)
