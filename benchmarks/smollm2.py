@@ -153,10 +153,11 @@ def _speed(processes: int) -> Iterator[Row]:
 
 
 def _build_few_bits() -> None:
-    import aotair
-    from aotair.recipe.read import read_recipe
+    import yaml
 
-    recipe = read_recipe(str(RECIPE)).model_dump(exclude_unset=True)
+    import aotair
+
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     recipe["model"]["pretrained"] = str(GGUF.resolve())
     FEW_BITS.parent.mkdir(parents=True, exist_ok=True)
     aotair.build({**recipe, "name": "smollm2_int4", "quantize": QUANTIZE}, FEW_BITS)
