@@ -47,10 +47,9 @@ class WeightOnlyLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         kind = torch.bfloat16 if self._target.kind == "cpu" else input.dtype
         weight = rounded(self.weight, self._bits, self._group, kind)
-        product = weight_only(input.to(kind), weight, None if kind != input.dtype else self.bias, self._target)
         if kind == input.dtype:
-            return product
-        product = product.to(input.dtype)
+            return weight_only(input, weight, self.bias, self._target)
+        product = weight_only(input.to(kind), weight, None, self._target).to(input.dtype)
         return product if self.bias is None else product + self.bias
 
 
