@@ -67,7 +67,8 @@ class Reference:
                 f"the original model fails with {one.words}: {type(error).__name__}: {error}", where=self._job.where
             ) from error
         moved = functools.cache(lambda: self._moved(call))
-        return Run(run.names, run.tensors, moved, functools.cache(lambda: self._rounded(call)))
+        rounded = functools.cache(lambda: self._rounded(call))
+        return Run(run.names, run.tensors, moved, rounded=rounded)
 
     def _run(self, call: Call) -> Run:
         given = {name: tensor.clone() for name, tensor in call.inputs.items()}

@@ -36,8 +36,8 @@ class Run:
     names: list[str]
     tensors: list[torch.Tensor]
     moved: Callable[[], "Run | None"] = lambda: None
-    rounded: Callable[[], Mapping[str, float]] = lambda: {}
     states: Mapping[str, Written] = field(default_factory=dict)
+    rounded: Callable[[], Mapping[str, float]] = lambda: {}
 
     def cut(self, entry: EntryPoint, sizes: Sequence[int]) -> "Run":
         """With the part of the outputs that calls of these sizes have."""

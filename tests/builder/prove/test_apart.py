@@ -84,7 +84,7 @@ def halves(value: torch.Tensor, rounded: float | None = None, moved: torch.Tenso
         ["x"],
         [value],
         lambda: None if moved is None else Run(["x"], [moved]),
-        lambda: {} if rounded is None else {"x": rounded},
+        rounded=lambda: {} if rounded is None else {"x": rounded},
     )
 
 
