@@ -142,7 +142,7 @@ def _speed(processes: int) -> Iterator[Row]:
     if not FEW_BITS.exists():
         _build_few_bits()
     for batch in (1, 8):
-        found = [_node("speed_node", batch) for _ in range(processes)]
+        found = [_node("speed_node", batch) | (_node("llama_cpp_node") if batch == 1 else {}) for _ in range(processes)]
         median = {name: statistics.median(one[name] for one in found) for name in found[0]}
         text = ", ".join(f"{name} {value:.0f}" for name, value in median.items()) + " tokens/s"
         rows = [("aotair", "eager", 1.0), ("aotair", "compile", 1.15), ("aotair, int4", _LLAMA_CPP, 0.8)]
@@ -182,7 +182,7 @@ def speed_node(batch: str) -> dict[str, float]:
                     call()
                     times[name].append(time.perf_counter() - begin)
     rates = {name: count / statistics.median(found) for name, found in times.items()}
-    return rates | (_llama_cpp() if count == 1 else {})
+    return rates
 
 
 def _peers(count: int) -> dict[str, Callable[[], object]]:
@@ -204,8 +204,9 @@ def _peers(count: int) -> dict[str, Callable[[], object]]:
     return {"eager": step(model), "compile": step(torch.compile(model, dynamic=False))}
 
 
-def _llama_cpp() -> dict[str, float]:
-    """llama.cpp's own figure, of the same file."""
+def llama_cpp_node() -> dict[str, float]:
+    """llama.cpp's own figure, of the same file, in a process of its own: beside torch's threads it has half the
+    speed."""
     if importlib.util.find_spec("xllamacpp") is None:
         print("  without llama.cpp: xllamacpp is not installed", file=sys.stderr)
         return {}
