@@ -44,7 +44,7 @@ def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
             "quantize: no linear layer fits",
             where=job.where,
             expected=f"an nn.Linear of {_shown(kinds)} that quantize.linear means, and no pattern of quantize.skip",
-            got="the model itself is the layer" if type(model) is nn.Linear else f"skip: {part.skipped}",
+            got="the model itself is the layer" if type(model) is nn.Linear else _patterns(part),
             fix=f"set model.dtype to {_shown(kinds)}, or remove quantize.linear; a layer is replaced in the module "
             "that holds it",
         )
@@ -54,6 +54,11 @@ def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
         own = {name: one for name, one in asked.items() if one.scheme == scheme}
         _refuse(_unfit(own, job), scheme, job, "choose another quantize.group_size")
     return names, asked
+
+
+def _patterns(part: QuantizePart) -> str:
+    by_layer = f"linear: {[*part.linear]}, " if isinstance(part.linear, dict) else ""
+    return f"{by_layer}skip: {part.skipped}"
 
 
 def _asked(linear: nn.Linear, scheme: Scheme | None, part: QuantizePart) -> Asked:

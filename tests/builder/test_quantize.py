@@ -206,6 +206,8 @@ def test_dtypes_that_a_target_has_no_kernel_for():
         done(wide)
     with pytest.raises(ModelError, match=r"(?s)no linear layer fits.*skip: \['\*'\]"):
         done(block("int8_dynamic", quantize={"skip": ["*"]}))
+    with pytest.raises(ModelError, match=r"(?s)no linear layer fits.*linear: \['other\*'\], skip: \[\]"):
+        done(block("int8_dynamic", quantize={"linear": {"other*": "int8_dynamic"}}))
     with pytest.raises(ModelError, match="float16 or bfloat16 or float32"):
         done(block("int8_dynamic", device="cpu", dtype="float64"))
 
