@@ -60,6 +60,13 @@ def written_roots(graph: torch.fx.Graph, but: Container[Node] = ()) -> set[Node]
     return {root(item) for node in graph.nodes if node not in but for item in written_by(node)}
 
 
+def why_written(node: Node, written: Container[Node]) -> str:
+    """Which of a call's result and arguments is written over, so that it may be another later; empty where none is.
+    `written`: roots."""
+    found = next((one for one in (node, *node.all_input_nodes) if root(one) in written), None)
+    return "" if found is None else f"{found.name} is written over"
+
+
 class Uses:
     """By root: the position of the last node that uses its memory. Follows rewrites through `merge`.
 

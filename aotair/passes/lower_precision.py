@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 from torch.fx.node import Argument, Node
 
-from ..graph.alias import base, root, written_roots
+from ..graph.alias import base, root, why_written, written_roots
 from ..graph.derived import is_constant
 from ..graph.layers import Writer
 from ..graph.operand import op_of, operand
@@ -47,7 +47,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph, casts = module.graph, dict[Node, Node]()
     products = [node for node in graph.nodes if _is_product(node)]
     constants, written = constant_nodes(graph), written_roots(graph)
-    reasons = {node: _why_written(node, written) or _why_not(_weight(node), products, constants) for node in products}
+    reasons = {node: why_written(node, written) or _why_not(_weight(node), products, constants) for node in products}
     for node, why in reasons.items():
         if why:
             edits.declined(node, why)
@@ -57,7 +57,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
         if node.meta["val"].dtype != _WIDE:
             continue
-        if why := _why_written(node, written) or _why_not_attention(node):
+        if why := why_written(node, written) or _why_not_attention(node):
             edits.declined(node, why)
         elif edits.may(node, "computed in bfloat16"):
             _narrowed(node, casts)
@@ -72,12 +72,6 @@ def _is_product(node: Node) -> bool:
 
 def _weight(node: Node) -> Node:
     return operand(node, _WEIGHTS[op_of(node)])
-
-
-def _why_written(node: Node, written: Container[Node]) -> str:
-    """Which argument of a call is written over, so that it may be another later; empty where none is."""
-    found = next((one for one in (node, *node.all_input_nodes) if root(one) in written), None)
-    return "" if found is None else f"{found.name} is written over"
 
 
 def _why_not(weight: Node, products: Sequence[Node], constants: set[Node]) -> str:

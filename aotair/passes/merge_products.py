@@ -2,8 +2,8 @@
 
 Query, key and value of an attention read one input, and so do gate and up: their kernels for few rows take as long to
 be called as to multiply. The weights, one below the other, follow from the checkpoint's and are stored instead of them;
-each reader gets its part of the result, which is cast once for all. Products of floats stay apart: merged, they gain
-nothing there.
+each reader gets its part of the result, which is cast once for all. What is written over stays apart, as it may be
+another when the next product reads it; and products of floats, which gain nothing so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from torch.fx.node import Argument, Node
 
 from aotair_runtime.devices import int8_rows
 
+from ..graph.alias import why_written, written_roots
 from ..graph.fake import relay
 from ..graph.layers import Writer
 from ..graph.operand import op_of, operand
@@ -27,13 +28,14 @@ _CONSTANTS = {int4.OP: ((1, 0), (3, 1)), int8_rows.OP: ((1, 0), (2, 0))}
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     graph = module.graph
-    constants = constant_nodes(graph)
+    constants, written = constant_nodes(graph), written_roots(graph)
     merged = False
     for products in list(_alike(graph)):
-        whole = [node for node in products if constants.issuperset(_weights(node))]
-        for node in products:
-            if node not in whole:
-                edits.declined(node, "its weight depends on the call")
+        reasons = {node: why_written(node, written) or _why_not(node, constants) for node in products}
+        for node, why in reasons.items():
+            if why:
+                edits.declined(node, why)
+        whole = [node for node in products if not reasons[node]]
         if len(whole) > 1 and edits.may(whole[0], f"multiplied together with {_names(whole[1:])}"):
             _merge(whole, constants)
             merged = True
@@ -49,6 +51,10 @@ def _alike(graph: torch.fx.Graph) -> Iterator[list[Node]]:
             group = node.args[2] if node.target is int4.OP else None
             found.setdefault((node.target, operand(node), group), []).append(node)
     yield from (nodes for nodes in found.values() if len(nodes) > 1)
+
+
+def _why_not(node: Node, constants: set[Node]) -> str:
+    return "" if constants.issuperset(_weights(node)) else "its weight depends on the call"
 
 
 def _weights(node: Node) -> list[Node]:

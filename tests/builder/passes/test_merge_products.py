@@ -107,6 +107,19 @@ def test_a_weight_that_depends_on_the_call_stays(caplog):
     assert "its weight depends on the call" in reasons(caplog, merge_products, traced(function, *given, constants=2))
 
 
+def _written_between(x, a, fa, b, fb, c, fc):
+    view = x.view(5, 64)
+    first = air.linear_int8(view, a, fa)
+    aten.mul_.Tensor(x, 2)
+    return first, air.linear_int8(view, b, fb), air.linear_int8(x + 1, c, fc)
+
+
+def test_what_is_written_over_between_two_products_stays(caplog):
+    assert products(merged(_written_between, X, *EIGHT)[0]) == 3
+    said = reasons(caplog, merge_products, traced(_written_between, X, *EIGHT))
+    assert "view is written over" in said
+
+
 def test_no_leave_no_change():
     module, edits = merged(_int8, X, *EIGHT, limit=0)
     assert products(module) == 3 and edits.count == 0
