@@ -96,10 +96,11 @@ class QuantizePart(Part):
         return not all(map(is_weight_only, schemes))
 
     def group(self, scheme: Scheme) -> int | None:
-        """How many neighbours of a weight's row share a scale; None: all. Whole rows of int8 beside groups of int4."""
+        """How many neighbours of a weight's row share a scale; None: all, as of int8 beside groups of int4."""
         if bits(scheme) == 4:
             return 128 if self.group_size is None else self.group_size
-        return None if len(self.linear_schemes) > 1 else self.group_size
+        beside_int4 = any(bits(one) == 4 for one in self.linear_schemes)
+        return self.group_size if is_weight_only(scheme) and not beside_int4 else None
 
 
 def is_weight_only(scheme: str) -> bool:

@@ -121,6 +121,12 @@ def test_schemes_by_layer_and_the_first_that_fits_counts():
     assert made.linears == 3 and isinstance(model.second, torch.nn.Linear)
 
 
+def test_groups_are_those_of_weights_alone_and_of_int4_where_both_are_asked():
+    by_layer = {"first": "int8_dynamic", "*": "int8_weight_only"}
+    model, _ = done(block("int8_dynamic", quantize={"linear": by_layer, "group_size": 32}))
+    assert isinstance(model.first, Int8Linear) and (model.second._bits, model.second._group) == (8, 32)
+
+
 def test_a_static_scale_is_that_of_the_layers_that_have_one():
     by_layer = {"first": "int8_static", "*": "int8_dynamic"}
     model, _ = done(block("int8_dynamic", quantize={"linear": by_layer}))
