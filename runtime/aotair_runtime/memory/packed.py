@@ -14,6 +14,8 @@ def packed_bytes(program: Program, kind: str, pack_weights: bool) -> dict[int, i
     found, convolutions = dict[int, int](), _convolutions(program)
     for number, op in packed_constants(program):
         constant = program.constants[number]
+        if number in found:  # one form serves all ops, that of the first
+            continue
         if not (pack_weights or op in NEEDED) or not forms.packs(kind, op, dtype(constant.dtype)):
             continue
         if op == CONVOLUTION:
