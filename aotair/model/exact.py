@@ -17,6 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..log import logger
+
 HALVES = (torch.float16, torch.bfloat16)
 _WIDE = torch.float32
 _TAKE_BOTH = ("aten", "air", "prims")  # namespaces whose ops take float32 for what they take in halves
@@ -68,12 +70,12 @@ class Exact(TorchDispatchMode):
         for tensor in (*(one for one in given if one.dtype in HALVES), *written):
             if _key(tensor) not in self._shadows and _key(tensor) not in self._weights:
                 self._begin(tensor)
-        wide = tree_map(self._widened, (args, kwargs))
+        wide_args, wide_kwargs = tree_map(self._widened, (args, kwargs))
         shadowed = any(_key(tensor) in self._shadows for tensor in given)
         plain = func(*args, **kwargs)
         if shadowed or any(one.dtype in HALVES for one in _tensors(plain)):
             views = frozenset[int]() if written else frozenset(map(_key, given))
-            self._keep(plain, self._made(func, wide[0], wide[1], plain), views)
+            self._keep(plain, self._made(func, wide_args, wide_kwargs, plain), views)
         self._sweep()
         return plain
 
@@ -126,7 +128,16 @@ class Exact(TorchDispatchMode):
 
 def roundings(model: torch.nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> dict[str, float]:
     """By name, how far rounding to half precision takes what a call of the model leaves behind: the most of the model's
-    own way to round, and of several others. What none of that stands behind is not named."""
+    own way to round, and of several others. What none of that stands behind is not named, nor is anything of a model
+    that fails so: it is excused nothing."""
+    try:
+        return _roundings(model, call)
+    except Exception as error:  # whatever a model raises where it finds itself watched
+        logger.debug("the original cannot be computed in float32 beside itself: %s", error)
+        return {}
+
+
+def _roundings(model: torch.nn.Module, call: Callable[[], Mapping[str, torch.Tensor]]) -> dict[str, float]:
     plain, exact = _called(model, call)
     found = {name: _distance(plain[name], wanted) for name, wanted in exact.items()}
     for seed in range(_OTHERS):

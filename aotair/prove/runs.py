@@ -116,11 +116,7 @@ class Runner:
             return None
 
     def _rounded(self, inputs: Tensors, states: Tensors) -> Mapping[str, float]:
-        try:
-            return roundings(self.original.model, lambda: self._left_behind(inputs, states))
-        except Exception as error:
-            log.debug("%s: not in float32: %s", self.job.where, error)
-            return {}
+        return roundings(self.original.model, lambda: self._left_behind(inputs, states))
 
     def _left_behind(self, inputs: Tensors, states: Tensors) -> Tensors:
         """By name, what the original leaves behind, states whole."""

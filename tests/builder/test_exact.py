@@ -144,3 +144,10 @@ def test_what_is_written_into_other_dtypes_is_written_once():
     torch.testing.assert_close(exact.of(got[0]), third, atol=1e-7, rtol=0)
     torch.testing.assert_close(exact.of(got[2])[1:3], third[1:3], atol=1e-7, rtol=0)
     assert not exact.knows(got[1])
+
+
+def test_a_model_that_fails_where_it_is_watched_is_excused_nothing():
+    def fails():
+        raise TypeError("no mode here")
+
+    assert roundings(torch.nn.Identity(), fails) == {}
