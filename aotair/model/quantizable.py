@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aotair_runtime.artifact.checkpoint import some
 
@@ -36,10 +36,9 @@ def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
     if not part.linear:
         return {}, {}
     kinds = _dtypes(job)
-    names = _named(model, lambda module: type(module) is nn.Linear and module.weight.dtype in kinds, part)
-    schemes = {first: part.scheme_of(every) for first, every in names.items()}
-    names = {first: every for first, every in names.items() if schemes[first] is not None}
-    if not names:
+    named = _named(model, lambda module: type(module) is nn.Linear and module.weight.dtype in kinds, part)
+    schemes = {first: scheme for first, every in named.items() if (scheme := part.scheme_of(every)) is not None}
+    if not schemes:
         raise ModelError(
             "quantize: no linear layer fits",
             where=job.where,
@@ -48,22 +47,20 @@ def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
             fix=f"set model.dtype to {_shown(kinds)}, or remove quantize.linear; a layer is replaced in the module "
             "that holds it",
         )
-    asked = {name: _asked(cast(nn.Linear, model.get_submodule(name)), schemes[name], part) for name in names}
+    asked = {
+        name: Asked(cast(nn.Linear, model.get_submodule(name)), scheme, part.group(scheme))
+        for name, scheme in schemes.items()
+    }
     refuse_altered({name: one.linear for name, one in asked.items()}, "quantize", job.where, _SKIP)
     for scheme in part.linear_schemes:
         own = {name: one for name, one in asked.items() if one.scheme == scheme}
         _refuse(_unfit(own, job), scheme, job, "choose another quantize.group_size")
-    return names, asked
+    return {name: named[name] for name in asked}, asked
 
 
 def _patterns(part: QuantizePart) -> str:
     by_layer = f"linear: {[*part.linear]}, " if isinstance(part.linear, dict) else ""
     return f"{by_layer}skip: {part.skipped}"
-
-
-def _asked(linear: nn.Linear, scheme: Scheme | None, part: QuantizePart) -> Asked:
-    assert scheme is not None
-    return Asked(linear, scheme, part.group(scheme))
 
 
 def experts_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str, nn.Module]]:
@@ -145,12 +142,12 @@ def _unfit(asked: Mapping[str, Asked], job: Job) -> Iterator[str]:
         elif not is_weight_only(one.scheme):
             if width > MOST_INPUTS:
                 yield f"{name} ({width} inputs: sums of more than {MOST_INPUTS} products of int8 may not fit int32)"
-        elif why := _why_unfit(one.linear.weight, bits(one.scheme), group, job):
+        elif why := _why_unfit(one, group, job):
             yield f"{name} ({why})"
 
 
-def _why_unfit(weight: Tensor, few: int, group: int, job: Job) -> str:
-    out, width = weight.shape
+def _why_unfit(one: Asked, group: int, job: Job) -> str:
+    out, width = one.linear.weight.shape
     if job.target.kind == "npu":
-        return unfit_for_npu(out, width, few, group, weight.dtype)
-    return unfit_for_cpu(out, width, few, group, torch.bfloat16, zeros=False)
+        return unfit_for_npu(out, width, bits(one.scheme), group, one.linear.weight.dtype)
+    return unfit_for_cpu(out, width, bits(one.scheme), group, torch.bfloat16, zeros=False)

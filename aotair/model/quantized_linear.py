@@ -8,7 +8,6 @@ from torch.nn.functional import linear, pad
 
 from aotair_runtime.devices import int8_linear, int8_rows
 from aotair_runtime.devices.int4 import GROUPS, ROWS
-from aotair_runtime.devices.int8_rows import WIDTH
 
 from ..ops import int4
 from ..target.target import Target
@@ -78,7 +77,9 @@ def unfit_for_cpu(out: int, width: int, bits: int, group: int, dtype: torch.dtyp
     if bits == 8:
         if group != width:
             return f"groups of {group} in int8, not whole rows of {width}"
-        return "int8 with zeros" if zeros else f"rows of {width}, not a multiple of {WIDTH}" if width % WIDTH else ""
+        if zeros:
+            return "int8 with zeros"
+        return f"rows of {width}, not a multiple of {int8_rows.WIDTH}" if width % int8_rows.WIDTH else ""
     if group not in GROUPS:
         return f"groups of {group}, not of {', '.join(map(str, GROUPS))}"
     return f"{out} rows, not a multiple of {ROWS}" if out % ROWS else ""
