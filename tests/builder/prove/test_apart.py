@@ -78,14 +78,9 @@ def test_of_several_runs_the_least_counts():
 HALF = Tolerance(0.0, 0.0, 5e-2)
 
 
-def halves(value: torch.Tensor, rounded: float | None = None, moved: torch.Tensor | None = None) -> Run:
+def halves(value: torch.Tensor, rounded: float | None = None) -> Run:
     """A run whose original is so far from what float32 gives."""
-    return Run(
-        ["x"],
-        [value],
-        lambda: None if moved is None else Run(["x"], [moved]),
-        rounded=lambda: {} if rounded is None else {"x": rounded},
-    )
+    return Run(["x"], [value], rounded=lambda: {} if rounded is None else {"x": rounded})
 
 
 def test_where_rounding_to_half_precision_takes_the_original_as_far_it_is_no_fault():
