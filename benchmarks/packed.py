@@ -2,9 +2,9 @@
 library of oneDNN where one is installed, and by torch's own.
 
 Tables of one linear layer by its rows, over as many weights in turn as a model would have, so that caches hold none
-of them, in float32, in bfloat16 and in four bits: `Target.packs_product`, `packs_linear` and `packs_int4`, and on which
-processors `onednn.packs` is true, rest on these. The sentence encoder in float32 and bfloat16, beside eager PyTorch and
-torch.compile; and what packing adds to a load. What is compared takes turns in
+of them, in float32, in bfloat16 and in four and eight bits: `Target.packs_product`, `packs_linear` and `packs_int4`,
+`int8_rows.MOST_ROWS`, and on which processors `onednn.packs` is true, rest on these. The sentence encoder in float32
+and bfloat16, beside eager PyTorch and torch.compile; and what packing adds to a load. What is compared takes turns in
 blocks of calls; times are medians of blocks.
 """
 
@@ -22,6 +22,7 @@ from aotair.ops.int4 import linear_int4
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe, read_recipe
 from aotair_runtime.devices.int4 import Int4Weight
+from aotair_runtime.devices.int8_rows import MOST_ROWS, in_floats
 from aotair_runtime.devices.onednn import OnednnWeight, packs
 from aotair_runtime.devices.onednn_product import LibraryWeight, takes
 from aotair_runtime.format.text import table
@@ -52,6 +53,7 @@ def main() -> None:
         layers = _table("{way} / stored, in bfloat16", halves, given.blocks, 256)
         four_bits = _table("weights of {way} / stored, in bfloat16", _int4, given.blocks, 8)["four bits"]
         _table("weights of four bits, {way} / floats made of them in each call", _int4_or_floats, given.blocks, 32)
+        _table("weights of int8, {way} / floats made of them in each call", _int8_or_floats, given.blocks, MOST_ROWS)
         plain, _ = _encoder("float32", given.blocks, given.rebuild, not given.no_compile)
         encoder, cosine = _encoder("bfloat16", given.blocks, given.rebuild, not given.no_compile)
     rows = [
@@ -133,6 +135,25 @@ def _int4_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], o
     def by_floats() -> None:
         for weight in weights:
             result.copy_(linear_int4(x, weight, 64, factors))
+
+    return {"kernel": by_kernel, "floats": by_floats}
+
+
+def _int8_or_floats(rows: int, width: int, out: int) -> dict[str, Callable[[], object]]:
+    """Weights of int8, likewise."""
+    weights = [
+        torch.randint(-127, 128, (out, width), dtype=torch.int8) for _ in range(max(2, TOGETHER // (width * out * 2)))
+    ]
+    x, scale = torch.randn(rows, width).bfloat16(), torch.rand(out).bfloat16()
+    result, op = torch.empty(rows, out).bfloat16(), torch.ops.aten._weight_int8pack_mm.default
+
+    def by_kernel() -> None:
+        for weight in weights:
+            result.copy_(op(x, weight, scale))
+
+    def by_floats() -> None:
+        for weight in weights:
+            result.copy_(in_floats(x, weight, scale))
 
     return {"kernel": by_kernel, "floats": by_floats}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .base import Allocates
 from .results import check_out, meet
 
-MOST_ROWS = 16  # from here on the kernel is slower than a product of floats made of the weight: `benchmarks.packed`
+MOST_ROWS = 16  # above, the kernel is slower than a product of floats made of the weight: `benchmarks.packed`
 WIDTH = 32  # that the length of a row has to be a multiple of
 PACKED = "air::linear_int8.out"
 _ADDRESS = 32  # bytes that addresses have to be a multiple of
