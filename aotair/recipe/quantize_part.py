@@ -37,8 +37,8 @@ class QuantizePart(Part):
     )
     group_size: Size | None = Field(
         default=None,
-        description="how many neighbours of a weight's row share a scale, with weight_only; null: 128 of int4, the row "
-        "of int8",
+        description="how many neighbours of a weight's row share a scale, with weight_only, of int4 alone where "
+        "both are asked; null: 128 of int4, the row of int8",
     )
     calibration: str | None = Field(
         default=None,
