@@ -720,3 +720,16 @@ class SharesItself(torch.nn.Module):
                 / 2
             )
         return y * self.norm + own.sum(-1, keepdim=True)
+
+
+class TwoLayers(nn.Module):
+    """Linear layers from 64 to 96 and 32, of which the second has no bias."""
+
+    def __init__(self, seed: int, dtype: torch.dtype):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = nn.Linear(64, 96), nn.Linear(96, 32, bias=False)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import TwoLayers
 
 import aotair
 from aotair_runtime.devices import int8_rows
@@ -119,18 +120,7 @@ def test_another_op_is_none_of_its():
     assert int8_rows.packed(weight).call(op, (x, None, scale), {"out": torch.empty(3, 24, dtype=BF16)}) is None
 
 
-class Small(torch.nn.Module):
-    def __init__(self, seed: int, dtype: torch.dtype):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32, bias=False)
-        self.to(dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
-def in_int8(path: Path, model: Small) -> Path:
+def in_int8(path: Path, model: TwoLayers) -> Path:
     x = {"shape": ["n", 3, 64], "dtype": str(model.up.weight.dtype).removeprefix("torch."), "pad": "any"}
     given = {"x": x}
     return aotair.build(model=model, out=path, inputs=given, buckets={"n": [2, 40]},
@@ -140,7 +130,7 @@ def in_int8(path: Path, model: Small) -> Path:
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
 def test_few_rows_are_read_by_the_kernel_and_many_as_floats_and_checkpoints_are_rounded_again(tmp_path: Path, dtype):
     x = torch.linspace(-1, 1, 40 * 3 * 64).view(40, 3, 64).to(dtype)
-    original = Small(0, dtype)
+    original = TwoLayers(0, dtype)
     path = in_int8(tmp_path / "m.aotair", original)
     with aotair.load(path, enable_output_clone=True) as served, aotair.load(path, pack_weights=False) as plain:
         names = [{served.program.ops[served.program.instructions[n].op].name for n in bucket.code}
@@ -153,7 +143,7 @@ def test_few_rows_are_read_by_the_kernel_and_many_as_floats_and_checkpoints_are_
             got = served(x[:rows])
             assert got.dtype == dtype and 0 < (got.float() - want).norm() < 0.02 * want.norm()
             torch.testing.assert_close(got, plain(x[:rows]), atol=0.02, rtol=0.02)
-        safetensors.torch.save_file(Small(1, dtype).state_dict(), tmp_path / "w.safetensors")
+        safetensors.torch.save_file(TwoLayers(1, dtype).state_dict(), tmp_path / "w.safetensors")
         served.load_weights(tmp_path / "w.safetensors")
-        with aotair.load(in_int8(tmp_path / "1.aotair", Small(1, dtype))) as fresh:
+        with aotair.load(in_int8(tmp_path / "1.aotair", TwoLayers(1, dtype))) as fresh:
             assert torch.equal(served(x), fresh(x)) and torch.equal(served(x[:1]), fresh(x[:1]))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from models import TwoLayers
 
 import aotair
 from aotair_runtime.capture.bind import Memory, bind
@@ -425,16 +426,7 @@ def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
     return (((groups / scale + zero).round().clamp(-8, 7) - zero) * scale).view(weight.shape)
 
 
-class Small(torch.nn.Module):
-    def __init__(self, seed: int, dtype: torch.dtype):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32, bias=False)
-        self.to(dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
+class Small(TwoLayers):
     def quantised(self, x: torch.Tensor) -> torch.Tensor:
         """The same with the weights as four bits hold them, in float32."""
         hidden = torch.relu(x.float() @ rounded(self.up.weight, 32).t() + self.up.bias.float())
