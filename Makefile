@@ -21,11 +21,11 @@ export HF_HUB_OFFLINE := 1
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml kernels/pyproject.toml $(wildcard kernels/src/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==$(TORCH)
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -e '.[dev]' ./kernels
 	@touch $@
 
 demo: $(INSTALLED) ## build a real sentence encoder, search with it, time it beside PyTorch

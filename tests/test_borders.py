@@ -27,8 +27,8 @@ ORDER = {
         "builder", "cluster", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
-        "version", "errors", "format", "confine", "devices", "artifact", "trust", "memory", "settings", "ranks",
-        "capture", "call", "weights", "report", "profile", "snapshot", "handover", "model", "metrics",
+        "version", "errors", "format", "confine", "devices", "steps", "artifact", "trust", "memory", "settings",
+        "ranks", "capture", "call", "weights", "report", "profile", "snapshot", "handover", "model", "metrics",
         "fitness", "__init__",
     ],
 }  # fmt: skip

@@ -38,6 +38,10 @@ class Guarded:
         """A copy of the tensor's bytes."""
         return self._bytes[self.room - self._used :].clone()
 
+    def restore(self, before: torch.Tensor) -> None:
+        """Write the tensor's bytes as `bytes` gave them."""
+        self._bytes[self.room - self._used :].copy_(before)
+
     def is_clean(self) -> bool:
         """Whether nothing was written before the tensor."""
         return bool((self._bytes[: self.room - self._used] == 0xA5).all())

@@ -32,7 +32,7 @@ def test_the_library_says_what_it_is(found_anew):
         (("_NAMES", ("libno-such-library.so.3",)), "not installed"),
         (("_NAMES", ("libm.so.6",)), "has not the interface of oneDNN 3"),
         (("_OPENMP", 4), "is not oneDNN 3 for OpenMP"),
-        (("_shares_threads", lambda lib: False), "threads of its own"),
+        (("shares_threads", lambda lib: False), "threads of its own"),
     ],
 )
 def test_why_there_is_none(found_anew, monkeypatch: pytest.MonkeyPatch, change, text: str):

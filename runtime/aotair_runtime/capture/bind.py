@@ -28,6 +28,9 @@ from ..format.stream_rules import event
 from ..format.torch_names import dtype
 from ..format.values import argument_value
 from ..format.written import out_arguments, written_arguments, written_names
+from ..steps import table
+from ..steps.joined import Joined, Small, joined
+from ..steps.written import Steps
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Memory:
     lists: Mapping[int, list[int]] = field(default_factory=dict)  # by position: the lists that a capture bakes in
     packed: Mapping[tuple[int, str], Packed] = field(default_factory=dict)
     groups: Sequence[str] = ()  # by axis of the mesh: whom collectives meet
+    joins: bool = False  # whether small ops may be made in one call, by kernels of their own
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,9 @@ class Bound:
                 call()
                 done += 1
         except Exception as error:
-            what = f"instruction {done} ({self.nodes[done]}) failed: {error}"
+            call = self.calls[done]
+            node = (call.failing if isinstance(call, Joined) else "") or self.nodes[done]
+            what = f"instruction {done} ({node}) failed: {error}"
             raise CaptureError(what, where=self.where) from error
 
 
@@ -88,6 +94,7 @@ def bind(
     tensors = Tensors(program, bucket, memory)
     calls: list[Callable[[], object]] = []
     nodes: list[str] = []
+    small: list[Steps | None] = []  # what each does, where it may be joined with others
     updated: list[HostCall] = []
     stream = 0
     for item in (program.instructions[number] for number in bucket.code):
@@ -95,9 +102,12 @@ def bind(
             stream = item.stream
             calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
             nodes.append(item.node)
-        made = _event(item, memory.space) or bound_call(item, ops, tensors, device, memory.lists, memory.groups)
+            small.append(None)
+        found = _event(item, memory.space) or resolved(item, ops, tensors, device, memory.lists, memory.groups)
+        made = found.call if isinstance(found, Resolved) else found
+        small.append(found.steps() if memory.joins and isinstance(found, Resolved) else None)
         if _hand_to_last(calls, made):
-            made = _done_before
+            made, small[-1] = _done_before, None
         if isinstance(made, HostCall):
             updated.append(made)
             made = functools.partial(memory.space.grouped, made)
@@ -106,11 +116,17 @@ def bind(
     for call in calls:
         if isinstance(call, Leading):
             call.prepare()
+    if memory.joins:
+        calls, nodes = joined([_small(*one) for one in zip(calls, small, nodes, strict=True)], nodes)
     if stream:
         calls.append(functools.partial(memory.space.switch, 0, 0))
         nodes.append("the end")
     inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
     return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
+
+
+def _small(call: Callable[[], object], steps: Steps | None, node: str) -> Callable[[], object] | Small:
+    return call if steps is None else Small(call, steps, node)
 
 
 def _hand_to_last(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
@@ -161,6 +177,11 @@ class Tensors:
         """Whether any weight of the program is packed on this device."""
         return bool(self._memory.packed)
 
+    @property
+    def joins(self) -> bool:
+        """Whether small ops may be made by kernels of their own."""
+        return self._memory.joins
+
     def packed(self, instruction: Instruction) -> Packed | None:
         """The weight of an instruction that reads a packed one, where the device has packed it."""
         if not self._memory.packed or not (read := read_packed(instruction, self._bucket)):
@@ -210,6 +231,22 @@ def can_be(tensor: torch.Tensor, kind: torch.dtype) -> bool:
     return not tensor.storage_offset() * tensor.element_size() % kind.itemsize and not tensor.data_ptr() % kind.itemsize
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """An instruction with its tensors: `op(*args, **kwargs)`, whose results are copied to `targets`, or which it writes
+    by itself where these are None; and the call that does it."""
+
+    op: torch._ops.OpOverload
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    targets: Sequence[torch.Tensor | None] | None
+    call: Callable[[], object]
+
+    def steps(self) -> Steps | None:
+        """The same as steps of a library, where it is a small op."""
+        return table.steps(self.op, self.args, self.kwargs, self.targets)
+
+
 def bound_call(
     instruction: Instruction,
     ops: Sequence[torch._ops.OpOverload],
@@ -218,8 +255,23 @@ def bound_call(
     lists: Mapping[int, list[int]],
     groups: Sequence[str] = (),
 ) -> Callable[[], object]:
-    """The instruction as a call without arguments, with `lists` as its host arguments. Raises MalformedError where it
-    does not fit its op."""
+    """The instruction as a call without arguments: see `resolved`. It is made by the kernel that a replay has."""
+    found = resolved(instruction, ops, tensors, device, lists, groups)
+    steps = found.steps() if tensors.joins else None
+    (call,), _ = joined([_small(found.call, steps, instruction.node)], [instruction.node])
+    return call
+
+
+def resolved(
+    instruction: Instruction,
+    ops: Sequence[torch._ops.OpOverload],
+    tensors: Tensors,
+    device: torch.device,
+    lists: Mapping[int, list[int]],
+    groups: Sequence[str] = (),
+) -> Resolved:
+    """The instruction with its tensors, and `lists` as its host arguments. Raises MalformedError where it does not fit
+    its op."""
     op = ops[instruction.op]
     args = [argument_value(arg, tensors.__getitem__, device, lists, groups) for arg in instruction.args]
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
@@ -231,17 +283,17 @@ def bound_call(
     if instruction.form == Form.COPY:
         _refuse_other_numbers(instruction, op)
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        if (call := _into(packed, op, args, kwargs, targets, device)) is not None:
-            return call
-        return _copying(_call(packed, op, args, kwargs, instruction), targets)
+        call = _into(packed, op, args, kwargs, targets, device)
+        return Resolved(
+            op, args, kwargs, targets, call or _copying(_call(packed, op, args, kwargs, instruction), targets)
+        )
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
-    if device.type == "cpu" and (call := prepared(op, args, kwargs, tensors.are_packed)) is not None:
-        return call
-    if len(plain) < len(instruction.kwargs):
-        return _host_call(instruction, ops, args, kwargs, given, lists)
-    return _call(packed, op, args, kwargs, instruction)
+    call = prepared(op, args, kwargs, tensors.are_packed) if device.type == "cpu" else None
+    if call is None and len(plain) < len(instruction.kwargs):
+        call = _host_call(instruction, ops, args, kwargs, given, lists)
+    return Resolved(op, args, kwargs, None, call or _call(packed, op, args, kwargs, instruction))
 
 
 def _into(

@@ -187,7 +187,8 @@ class Graphs:
         bucket, here = self.spec.buckets[number], self.resident
         lists = dict(zip(self._listed, legal_arguments(self.parts.program, self.spec, bucket.sizes)))
         found = space or self.pools[number].space
-        return Memory(found, here.constants, here.states, in_place, lists, here.packed, self.parts.groups)
+        joins = self.parts.device.kind == "cpu" and self.parts.settings.pack_weights
+        return Memory(found, here.constants, here.states, in_place, lists, here.packed, self.parts.groups, joins)
 
     # ---- capturing ----------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def paged_attention(
 
 def _paged_attention_out(*given: Any, out: Tensor) -> Tensor:
     """The same into `out`, which has its shape and dtype."""
-    return _into(_shape_out(*given, out=out), given)
+    return _into(check(*given, out=out), given)
 
 
 def _into(out: Tensor, given: Sequence[Any]) -> Tensor:
@@ -78,7 +78,7 @@ def _attend(out: Tensor, given: Sequence[Any], number: int, blocks: list[int], l
 def prepared(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], object] | None:
     """The op's call, whose arguments are looked at once; None where they do not fit each other: it then says so."""
     try:
-        out = _shape_out(*args, **kwargs)
+        out = check(*args, **kwargs)
     except (ValueError, TypeError):
         return None
     return Step(out, args) if Step.takes(out, args) else functools.partial(_into, out, args)
@@ -200,7 +200,8 @@ def _shape(*given: Any) -> Tensor:
     return query.new_empty(_size(given))
 
 
-def _shape_out(*given: Any, out: Tensor) -> Tensor:
+def check(*given: Any, out: Tensor) -> Tensor:
+    """Gives `out`; raises ValueError where the arguments do not fit each other, or it is not as they make it."""
     return check_out("paged_attention", out, _size(given), given[0].dtype)
 
 
@@ -208,7 +209,7 @@ _library.define(f"paged_attention{_SCHEMA}) -> Tensor")
 _library.define(f"paged_attention.out{_SCHEMA}, *, Tensor(a!) out) -> Tensor(a!)")
 for _name, _kernel, _meta in (
     ("paged_attention", paged_attention, _shape),
-    ("paged_attention.out", _paged_attention_out, _shape_out),
+    ("paged_attention.out", _paged_attention_out, check),
 ):
     _library.impl(_name, _kernel, "CPU")
     _library.impl(_name, _meta, "Meta")

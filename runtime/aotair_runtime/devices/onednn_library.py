@@ -306,10 +306,10 @@ def _opened(name: str) -> Library | str:
         return f"{name} has not the interface of oneDNN 3"
     if made.version[0] != 3 or made.runtime != _OPENMP:
         return f"{name} is not oneDNN 3 for OpenMP"
-    return made if _shares_threads(lib) else f"{name} has threads of its own, beside torch's"
+    return made if shares_threads(lib) else f"{name} has threads of its own, beside torch's"
 
 
-def _shares_threads(lib: ctypes.CDLL) -> bool:
+def shares_threads(lib: ctypes.CDLL) -> bool:
     """Whether the library calls the OpenMP that torch calls."""
     try:
         torch_lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -14,6 +14,8 @@ from ..devices.onednn_library import library, why_none
 from ..devices.onednn_product import has_kernels
 from ..errors import AotairError
 from ..format.text import table
+from ..steps.library import level
+from ..steps.library import why_none as why_no_kernels
 
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -41,7 +43,8 @@ class Found:
 @dataclass(frozen=True)
 class Node:
     """`threads`: those that torch computes with; `emulated`: dtypes that the processor computes through others;
-    `onednn`: the version of the library that products with packed weights call, empty where that is torch's own."""
+    `onednn`: the version of the library that products with packed weights call, empty where that is torch's own;
+    `kernels`: the instructions that `aotair-kernels` uses, empty where it is not there."""
 
     python: str
     torch: str
@@ -51,6 +54,7 @@ class Node:
     threads: int
     emulated: tuple[str, ...]
     onednn: str
+    kernels: str
     memory: int
     available: int
     devices: tuple[Found, ...]
@@ -65,6 +69,7 @@ class Node:
             ["processor", f"{self.instruction_set}, {self.cores} cores, {self.threads} threads"],
             ["computed through float32", ", ".join(self.emulated) or "nothing"],
             ["oneDNN", self.onednn or f"torch's own ({why_none() or 'the library has no fast kernels here'})"],
+            ["small ops", f"aotair-kernels, {self.kernels}" if self.kernels else f"torch's own ({why_no_kernels()})"],
             ["memory", f"{self.available:,} of {self.memory:,} bytes available"],
         ]
         rows += [row for found in self.devices for row in _rows(found)]
@@ -83,6 +88,7 @@ def this_node() -> Node:
         torch.get_num_threads(),
         tuple(sorted(emulated())),
         _onednn(),
+        level(),
         open_device("cpu").total(),
         available_memory(),
         tuple(found for kind in KINDS if kind != "cpu" for found in _devices(kind)),

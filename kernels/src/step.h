@@ -1,0 +1,46 @@
+/* What a step is: one small op over tensors whose addresses stay. `aotair_runtime/devices/native_step.py` fills it in,
+   and has the same numbers; LAYOUT changes with any of them. */
+
+#ifndef AOTAIR_STEP_H
+#define AOTAIR_STEP_H
+
+#include <stdint.h>
+
+#define LAYOUT 1
+#define DIMS 5
+
+enum type { F32, BF16, F16, BOOL, I64, I32, I8 };
+
+/* Of one number of each input, to one of the result. */
+enum op {
+    COPY, NEG, ABS, SQRT, RSQRT, RECIPROCAL, SQUARE, EXP, TANH, SIGMOID, SILU, RELU, GELU_ERF, GELU_TANH,
+    ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM,
+    POINTWISE_OPS,
+    /* Of the same bytes, whatever they mean. */
+    WHERE = 32, INDEX_SELECT, INDEX_COPY,
+    /* Of rows: the last dimension. */
+    MEAN = 48, SUM, SOFTMAX, LAYER_NORM, DYNAMIC_QUANT,
+    /* Of heads. */
+    ATTENTION = 64, PAGED_ATTENTION
+};
+
+/* A tensor: operand 0 is written. Strides count numbers, and are 0 where a dimension repeats. */
+struct operand {
+    char *data;
+    int64_t stride[DIMS];
+    int64_t type;
+};
+
+/* `size` is what is gone over; `number` and `whole` are arguments that are no tensors. The next step begins behind the
+   operands. */
+struct step {
+    int32_t op;
+    int32_t dims;
+    int64_t operands;
+    int64_t size[DIMS + 1];
+    double number[2];
+    int64_t whole[2];
+    struct operand operand[];
+};
+
+#endif
