@@ -91,7 +91,7 @@ docs: $(INSTALLED) ## the documentation, into build/docs; any warning is an erro
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED) ## the figures, beside the peers' (takes three hours)
-	$(BIN)/python -m pip install --quiet -e '.[bench,others,ray]'
+	$(BIN)/python -m pip install --quiet -e '.[bench,others,ray]' ./kernels
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.zoo
@@ -106,6 +106,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes three hours)
 	$(BIN)/python -m benchmarks.planning_time
 	$(BIN)/python -m benchmarks.folded
 	$(BIN)/python -m benchmarks.derived
+	$(BIN)/python -m benchmarks.joined
 	$(BIN)/python -m benchmarks.packed
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.peers --dtype bfloat16

@@ -22,6 +22,9 @@ RANK = int(os.environ.get("RANK", 0))
 warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 
+kept: list[aotair.Model] = []
+
+
 def refused(call) -> str:
     """The class of the error that a call ends in, and what it says."""
     try:
@@ -66,19 +69,28 @@ def calls(folder: Path, artifact: str) -> object:
     return found
 
 
-def reloads(folder: Path, artifact: str, other: str, broken: str) -> object:
-    """Another checkpoint, whole, on every rank; then one that a rank alone cannot read."""
+def reloads(folder: Path, artifact: str, other: str, broken: str, stale: str) -> object:
+    """Another checkpoint, whole, on every rank; then what one rank alone cannot read, and what one alone has."""
     with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
         places = [tensor.data_ptr() for tensor in model._resident.constants]
         before = model(ids(2, 4)).tolist()
         model.load_weights(other)
         after = model(ids(2, 4)).tolist()
         failed = refused(lambda: model.load_weights(broken if model.rank else other))
+        pairs = ((other, artifact), (stale, other))
+        unlike = [refused(functools.partial(model.load_weights, pair[model.rank])) for pair in pairs]
         model.reset_state()
         kept = model(ids(2, 4)).tolist()
         stayed = places == [tensor.data_ptr() for tensor in model._resident.constants]
         captures = model.stats().captures
-    return {"before": before, "after": after, "failed": failed, "kept": kept, "stayed": stayed, "captures": captures}
+    found = {"before": before, "after": after, "failed": failed, "unlike": unlike, "kept": kept}
+    return {**found, "stayed": stayed, "captures": captures}
+
+
+def leaves_open(folder: Path, artifact: str) -> object:
+    """A program that ends without closing its model."""
+    kept.append(aotair.load(artifact, rank_timeout=30, enable_output_clone=True))
+    return kept[0](ids(2, 4)).tolist()
 
 
 def led(folder: Path, artifact: str, lost: str) -> object:

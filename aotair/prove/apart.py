@@ -14,7 +14,7 @@ from ..model.written import Written, greatest, side_by_side
 from .runs import Run
 
 MOVES = 32  # times as far as the original's own sums in float64 move a tensor, anything may be off
-ROUNDS = 4  # times as far as rounding to half precision takes a tensor of the original, the same
+ROUNDS = 4  # times as far as rounding takes a tensor of the original, the same
 _MOST = 128.0  # times as far as the tolerance goes, it may be off because of sums
 _MOST_SHARE = 0.1  # of a tensor's greatest number: what is let be off further proves nothing
 
@@ -66,7 +66,7 @@ def apart(
 ) -> Apart:
     """How far a run is from the original's. Where a bound is relative, and a tensor beyond it, the original is asked
     how far it moves itself; but not where the error is within what is `known` of other calls of the same entry point.
-    `ask`: in any case. Where that is not enough, it is asked how far its rounding to half precision takes it."""
+    `ask`: in any case. Where that is not enough, it is asked how far its rounding takes it."""
     error = units = 0.0
     wrong: dict[str, Wrong] = {}
     slack: dict[str, float] = {}
@@ -126,12 +126,12 @@ def _states_beside(name: str, got: Written, want: Written, moved: Run) -> Beside
 
 
 def allowed(tolerance: Tolerance, kind: torch.dtype, rounds: bool = False) -> str:
-    """What errors say of the bound for numbers of a dtype; `rounds`: of a model that rounds to half precision."""
+    """What errors say of the bound for numbers of a dtype; `rounds`: where that was asked."""
     text = f"within {tolerance_text(tolerance, kind)}"
     if not tolerance.scale or not has_fractions(kind):
         return text
     text = f"{text}, or within {MOVES} times what the original moves where its sums are made in float64"
-    return f"{text}, or within {ROUNDS} times what rounding to half precision moves it" if rounds else text
+    return f"{text}, or within {ROUNDS} times what its own rounding moves it" if rounds else text
 
 
 def _slack(got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, most: float, tolerance: Tolerance) -> float:

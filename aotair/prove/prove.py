@@ -307,12 +307,12 @@ class _Prover:
         left = {*self.runner.names(), *(f"state {item.name}" for item in self._model.program.state)}
         if unproved := sorted(left.difference(*calls)):
             raise ProofError(
-                f"nothing is proved of {some(unproved)}: rounding to half precision moves the original itself too far",
+                f"nothing is proved of {some(unproved)}: rounding moves the original itself too far",
                 where=self._job.where,
                 expected="a call in which that moves it by less than a fortieth of its greatest number",
                 got=f"more in all calls, with {'real inputs' if self.samples() else 'random inputs'}",
                 fix="give inputs for which the model's answers mean something in verify.samples or verify.prompts, or "
-                "build it in float32",
+                "build it in a wider dtype",
             )
 
     def _compare(self, want: Run, got: Run, where: str, ask: bool = False) -> Apart:

@@ -30,8 +30,8 @@ AS_BUILT: Tensors = {}
 @dataclass(frozen=True)
 class Run:
     """What a call left behind: outputs, then mutated inputs, with a name for each; and what it wrote into `states`.
-    `moved` makes the call again, with sums in float64, once; None where the model cannot. `rounded` makes it in float32
-    too, once: by name, how far rounding to half precision takes the original from that."""
+    `moved` makes the call again, with sums in float64, once; None where the model cannot. `rounded` makes it in wider
+    numbers too, once: by name, how far rounding takes the original from that."""
 
     names: list[str]
     tensors: list[torch.Tensor]

@@ -1,28 +1,22 @@
 /* What is made of rows: sums, norms, softmax, and rows that are chosen by number. */
 
-/* A sum of parts of some hundred numbers, each of sixteen sums side by side: what is small is not lost in what is big. */
-static inline float NAME(sum)(const float *row, int64_t count)
+/* A sum in double: rows whose numbers are large beside what they differ by keep their mean. */
+static inline double NAME(sum)(const float *row, int64_t count)
 {
     double sum = 0;
-    for (int64_t begin = 0; begin < count; begin += 256) {
-        int64_t end = begin + 256 < count ? begin + 256 : count;
-        float part = 0;
-        #pragma omp simd reduction(+ : part)
-        for (int64_t i = begin; i < end; i++) part += row[i];
-        sum += part;
-    }
-    return (float)sum;
+    #pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += (double)row[i];
+    return sum;
 }
 
-/* The sum of the squares of what differs from `middle`. */
-static inline float NAME(squares)(const float *row, float middle, int64_t count)
+static inline float NAME(squares)(const float *row, int64_t count)
 {
     double sum = 0;
     for (int64_t begin = 0; begin < count; begin += 256) {
         int64_t end = begin + 256 < count ? begin + 256 : count;
         float part = 0;
         #pragma omp simd reduction(+ : part)
-        for (int64_t i = begin; i < end; i++) part += (row[i] - middle) * (row[i] - middle);
+        for (int64_t i = begin; i < end; i++) part += row[i] * row[i];
         sum += part;
     }
     return (float)sum;
@@ -38,7 +32,7 @@ static void NAME(reduced)(const struct step *step, int64_t from, int64_t until)
         int64_t place[2];
         NAME(places)(step, row, 2, place);
         const float *row_of = NAME(load)(x->data, x->type, place[1], x->stride[step->dims - 1], width, held);
-        float made = NAME(sum)(row_of, width) / (step->op == MEAN ? (float)width : 1.0f);
+        float made = (float)(NAME(sum)(row_of, width) / (step->op == MEAN ? (double)width : 1.0));
         NAME(store)(to->data, to->type, place[0], 1, 1, &made);
     }
 }
@@ -55,7 +49,7 @@ static void NAME(softmax)(const struct step *step, int64_t from, int64_t until)
         #pragma omp simd reduction(max : most)
         for (int64_t i = 0; i < width; i++) most = row_of[i] > most ? row_of[i] : most;
         for (int64_t i = 0; i < width; i++) made[i] = NAME(exp)(row_of[i] - most);
-        float sum = NAME(sum)(made, width);
+        float sum = (float)NAME(sum)(made, width);
         for (int64_t i = 0; i < width; i++) made[i] /= sum;
         NAME(store)(to->data, to->type, place[0], to->stride[last], width, made);
     }
@@ -73,12 +67,14 @@ static void NAME(layer_norm)(const struct step *step, int64_t from, int64_t unti
         const float *x = NAME(load)(all[1].data, all[1].type, place[1], all[1].stride[last], width, held);
         const float *weight = NAME(load)(all[2].data, all[2].type, 0, 1, width, factors);
         const float *bias = step->whole[0] ? NAME(load)(all[3].data, all[3].type, 0, 1, width, summands) : 0;
-        float mean = NAME(sum)(x, width) / (float)width;
-        float root = 1.0f / __builtin_sqrtf(NAME(squares)(x, mean, width) / (float)width + (float)step->number[0]);
+        double mean = NAME(sum)(x, width) / (double)width;
+        float most = (float)mean, rest = (float)(mean - most);
+        for (int64_t i = 0; i < width; i++) held[i] = (x[i] - most) - rest;
+        float root = 1.0f / __builtin_sqrtf(NAME(squares)(held, width) / (float)width + (float)step->number[0]);
         if (bias)
-            for (int64_t i = 0; i < width; i++) held[i] = (x[i] - mean) * root * weight[i] + bias[i];
+            for (int64_t i = 0; i < width; i++) held[i] = held[i] * root * weight[i] + bias[i];
         else
-            for (int64_t i = 0; i < width; i++) held[i] = (x[i] - mean) * root * weight[i];
+            for (int64_t i = 0; i < width; i++) held[i] = held[i] * root * weight[i];
         NAME(store)(all[0].data, all[0].type, place[0], all[0].stride[last], width, held);
     }
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from aotair.model.exact import HALVES, Exact, roundings
+from aotair.model.exact import HALVES, SINGLES, Exact, roundings
 from aotair.model.rounding import rounded
 
 BF16 = torch.bfloat16
@@ -44,7 +44,7 @@ def pair(dtype: torch.dtype) -> tuple[Layers, Layers]:
     return narrow, wide
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALVES.lost)
 @torch.no_grad()
 def test_shadows_are_what_float32_gives(dtype: torch.dtype):
     (narrow, wide), ids = pair(dtype), torch.tensor([3, 1, 4, 1, 5])
@@ -109,8 +109,28 @@ def test_how_far_rounding_takes_a_model():
     own = (narrow(ids).float() - wide(ids)).abs().max().item()
     assert found.keys() == {"x", "cache"}, "whole numbers are none"
     assert 0.3 * own < found["x"] < 10 * own
-    model = torch.nn.Linear(4, 4)
-    assert roundings(model, lambda: {"x": model(torch.ones(2, 4))}) == {}, "nothing is of half precision"
+
+
+@torch.no_grad()
+def test_of_a_model_of_float32_the_shadows_are_of_float64():
+    single = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8)
+    )
+    x = torch.randn(5, 16)
+    want = copy.deepcopy(single).double()(x.double())
+    with Exact(single, widening=SINGLES) as exact:
+        plain = single(x)
+    torch.testing.assert_close(exact.of(plain), want, atol=1e-13, rtol=1e-13)
+    own = (plain.double() - want).abs().max().item()
+    found = roundings(single, lambda: {"x": single(x)})
+    assert plain.dtype == torch.float32 and own <= found["x"] < 20 * own
+
+
+@torch.no_grad()
+def test_a_sine_of_large_numbers_is_moved_by_the_rounding_of_what_it_is_of():
+    model, x = torch.nn.Linear(4, 4), torch.full((2, 4), 3000.0)
+    found = roundings(model, lambda: {"sine": model(x).sin(), "sum": model(x)})
+    assert 1e-6 < found["sine"] < 1e-2 and found["sum"] < 1e-2
 
 
 @torch.no_grad()

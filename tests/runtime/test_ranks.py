@@ -66,13 +66,34 @@ def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: 
     other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
     safetensors.torch.save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, other)
     broken.write_bytes(other.read_bytes()[:-100])
-    first, second = said(started(2, "reloads", tmp_path, shared, other, broken), tmp_path)
+    stale = stale_copy(other)
+    first, second = said(started(2, "reloads", tmp_path, shared, other, broken, stale), tmp_path)
     want = model(ids(2, 4))
     for one in (first, second):
         torch.testing.assert_close(torch.tensor(one["after"]), want, atol=1e-5, rtol=1e-5)
         assert one["kept"] == one["after"] != one["before"] and one["stayed"] and one["captures"] == 2
     assert second["failed"].startswith("WeightsError")
     assert first["failed"].startswith("RankError") and "rank 1 failed: reading the weights" in first["failed"]
+    for one in (first, second):
+        assert all("came with other weights than the others" in text for text in one["unlike"])
+        assert "rank 1: " in one["unlike"][0] and str(shared) in one["unlike"][0]
+
+
+def stale_copy(path: Path) -> Path:
+    """The same checkpoint with one number changed."""
+    tensors = safetensors.torch.load_file(path)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    stale = path.with_name("stale.safetensors")
+    safetensors.torch.save_file(tensors, stale)
+    return stale
+
+
+def test_a_process_that_leaves_its_model_open_ends_as_it_should(shared: Path, tmp_path: Path):
+    """Without an end of its groups, Gloo's threads abort most of such processes."""
+    for turn in range(4):
+        folder = tmp_path / str(turn)
+        first, second = said(started(2, "leaves_open", folder, shared), folder)
+        assert first == second
 
 
 def test_stages_answer_as_the_whole_model_and_take_its_checkpoint(tmp_path: Path):
@@ -83,7 +104,7 @@ def test_stages_answer_as_the_whole_model_and_take_its_checkpoint(tmp_path: Path
     safetensors.torch.save_file(dict(second.state_dict()), other)
     broken.write_bytes(other.read_bytes()[:-100])
     first = load_model(job_of(parse_recipe(RECIPES["deep"] | {"mesh": {}, "parallel": "auto"})))
-    for one in said(started(2, "reloads", tmp_path, path, other, broken), tmp_path):
+    for one in said(started(2, "reloads", tmp_path, path, other, broken, stale_copy(other)), tmp_path):
         torch.testing.assert_close(torch.tensor(one["before"]), first(ids(2, 4)), atol=1e-5, rtol=1e-5)
         for layer in (*first.layers, *second.layers):
             layer.seen.zero_()

@@ -1,8 +1,10 @@
 """The ranks that run one program together, as one of them sees them: joined at a load, left at the model's end."""
 
+import atexit
 import contextlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ..devices.groups import ProcessRanks, connect, forget, register
-from ..errors import AotairError, ArgumentError, ClosedError, RankError
+from ..errors import AotairError, ArgumentError, ClosedError, RankError, in_line
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
 from .lines import Lines, Listener, connected
@@ -61,11 +63,16 @@ class Party(Protocol):
 
     def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]: ...
 
+    def refuse_unlike(self, what: str, text: str, place: str) -> None: ...
+
     def failure(self, error: Exception, own: bool = False) -> Exception: ...
 
     def broadcast(self, message: bytearray) -> None: ...
 
     def close(self) -> None: ...
+
+
+_alive: "weakref.WeakSet[Processes]" = weakref.WeakSet()  # that make calls, and have not parted
 
 
 class Processes:
@@ -77,6 +84,7 @@ class Processes:
         self.at_end: Callable[[], None] = lambda: None
         self._timeout = timedelta(seconds=wish.timeout)
         _join(self.mesh, self._timeout)
+        _alive.add(self)
         world = wish.group or dist.group.WORLD
         assert world is not None
         members = dist.get_process_group_ranks(world)
@@ -196,6 +204,25 @@ class Processes:
         if any(one[0] != _DONE for one in said):
             raise RankError(f"the other ranks were called instead: {what} is for all of them")
 
+    def refuse_unlike(self, what: str, text: str, place: str) -> None:
+        """Raises RankError, the same on every rank, where one of them tells another text: it has other `what`, from
+        `place`."""
+        with self.all_or_none(f"comparing {what}"):
+            self.board.tell(f"alike{self._turn}", json.dumps([text, place]))
+            heard = self.board.hear(f"alike{self._turn}", self._callers)
+        said: dict[int, list[str]] = {rank: json.loads(told) for rank, told in heard.items()}
+        texts = [one for one, _ in said.values()]
+        common = max(texts, key=lambda one: (texts.count(one), one == texts[0]))
+        odd = {rank: where for rank, (one, where) in said.items() if one != common}
+        if odd:
+            others = next(where for one, where in said.values() if one == common)
+            raise RankError(
+                f"{', '.join(f'rank {rank}' for rank in odd)} came with other {what} than the others",
+                expected=f"those of {in_line(others)[:200]} on every rank",
+                got="; ".join(f"rank {rank}: {in_line(where)[:200]}" for rank, where in [*odd.items()][:_MOST_SHOWN]),
+                fix="give every rank the same files",
+            )
+
     def _refuse_failed(self, said: Sequence[Sequence[int]]) -> None:
         """Raises RankError with what the others say, where they have failed in this turn."""
         failed = [rank for rank, one in zip(self._callers, said, strict=True) if one[0] == _FAILED]
@@ -299,6 +326,7 @@ def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
     count = ranks_of(mesh)
     try:
         dist.init_process_group("gloo", timeout=timeout)
+        atexit.register(_end)
     except ValueError as error:  # torch looks for what torchrun sets, and says what is not there
         raise RankError(
             f"the artifact is for {count} ranks together ({mesh_text(mesh)}), and this process is alone",
@@ -308,6 +336,14 @@ def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
         ) from error
     except RuntimeError as error:
         raise RankError(f"the ranks did not find each other: {_first_line(error)}") from error
+
+
+def _end() -> None:
+    """At the end of the process: Gloo's threads that still run then would abort it."""
+    for party in [*_alive]:
+        party.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _check_size(mesh: Sequence[Axis], size: int) -> None:

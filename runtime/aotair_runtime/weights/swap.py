@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch._ops import OpOverload
 
-from ..artifact.checkpoint import Checkpoint, dtype_fault, open_checkpoint, same_bytes, some
+from ..artifact.checkpoint import Checkpoint, dtype_fault, mark, open_checkpoint, same_bytes, some
 from ..artifact.joined import joined
 from ..artifact.listed import listed, listed_by_file
-from ..artifact.open import Artifact, is_artifact, opened, read_golden, with_weights
+from ..artifact.open import Artifact, file_of, is_artifact, opened, read_golden, with_weights
 from ..artifact.quantisation import quantisation_of
 from ..artifact.renamed import Naming, renamed
 from ..capture.graphs import Resident
@@ -19,7 +19,7 @@ from ..errors import MalformedError, WeightsError
 from ..format.joined import piece_names
 from ..format.mesh import of_rank, part_number, parts_of, whole_shape, within
 from ..format.prologue import follows_from, tensors
-from ..format.schema import Constant, EntryPoint, Program, Tolerance
+from ..format.schema import WEIGHTS_FILE, Constant, EntryPoint, Program, Tolerance
 from ..format.sizes import describe
 from ..format.torch_names import dtype
 from .compared import tolerance_text
@@ -32,13 +32,14 @@ from .prologue import made_by
 class Weights:
     """Checked values for constants: `values` gives each in turn, with its number, read or computed when it is asked
     for; `numbers` are those that it will give. `tolerance`: what the golden tensors that belong to them are compared
-    within; None: there are none, and outputs have to be finite."""
+    within; None: there are none, and outputs have to be finite. `mark`: what tells them from others."""
 
     where: str
     numbers: Sequence[int]
     values: Callable[[], Iterator[tuple[int, torch.Tensor]]]
     golden: Mapping[str, torch.Tensor]
     tolerance: Tolerance | None
+    mark: Callable[[], str] = lambda: ""
 
 
 def read_weights(
@@ -59,6 +60,7 @@ def read_weights(
         artifact.gate.refuse_unsigned(path)
     program, golden = artifact.program, read_golden(artifact)
     checkpoint = open_checkpoint(path)
+    told = functools.partial(mark, checkpoint)
     _check_derived(program, str(path))
     _check_quantisation(program, checkpoint)
     checkpoint = as_the_model_names(checkpoint, program, naming)
@@ -67,7 +69,7 @@ def read_weights(
     numbers = [number for number in chosen if number < len(program.constants)]
     numbers += [number for part in program.prologue.parts for number in part.makes]
     values = functools.partial(_values, artifact, ops, constants, checkpoint, chosen)
-    return Weights(str(path), numbers, values, golden, None)
+    return Weights(str(path), numbers, values, golden, None, told)
 
 
 def swap(model: Loaded, weights: Weights, resident: Resident) -> None:
@@ -128,7 +130,10 @@ def _of_artifact(path: Path, artifact: Artifact) -> Weights:
     _check_alike(artifact.program, other, str(path))
     found = with_weights(folder, other, rank=artifact.rank)
     numbers = range(len(found.constants))
-    return Weights(str(path), numbers, lambda: enumerate(found.constants), read_golden(found), other.tolerance)
+    file = file_of(other, WEIGHTS_FILE)
+    told = functools.partial(" ".join, (file.sha256, *file.parts))
+    values = functools.partial(enumerate, found.constants)
+    return Weights(str(path), numbers, values, read_golden(found), other.tolerance, told)
 
 
 _TABLES = ("state", "ops", "layouts", "instructions", "arena", "alignment")

@@ -1,0 +1,138 @@
+"""Small ops of the CPU: by aotair-kernels beside torch's own calls, by rows; and whole replays with and without it.
+
+What `aotair_runtime/steps` takes (`MOST` numbers, attentions that are small) rests on these. The replays are those of
+artifacts: by default SmolLM2's (`make chat`) and the sentence encoder's. Medians of blocks that take turns.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import aotair
+from aotair_runtime.format.text import table
+from aotair_runtime.steps import joined, library
+from aotair_runtime.steps import table as steps
+from aotair_runtime.steps.joined import Joined, Small
+
+from .common import Row, artifact, options, report
+from .runtimes import medians
+
+ROWS, WIDTH = (1, 16, 64), 768
+QUERIES = ((1, 12, 16, 16, 32), (2, 12, 24, 24, 32), (1, 9, 1, 512, 64), (8, 9, 1, 512, 64))
+SMOLLM2 = Path("build/smollm2.aotair")
+_aten, _air = torch.ops.aten, torch.ops.air
+Case = tuple[Any, Sequence[object], Mapping[str, object], list[torch.Tensor] | None]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--artifact", type=Path, action="append", help="of a language model or an encoder")
+    parser.add_argument("--blocks", type=int, default=7, help="blocks of each  [7]")
+    given = parser.parse_args()
+    if library.run() is None:
+        raise SystemExit(f"aotair-kernels: {library.why_none()}")
+    with torch.inference_mode():
+        rows = [*_ops(given.blocks), *_attentions(given.blocks)]
+    for path in given.artifact or [SMOLLM2, artifact("minilm", given.rebuild)]:
+        rows += _replays(path, given.blocks)
+    report(rows, given.json)
+
+
+# ---- ops -------------------------------------------------------------------------------------------------------------
+
+
+def _ops(blocks: int) -> Iterator[Row]:
+    lines = []
+    for kind in (torch.float32, torch.bfloat16):
+        for count in ROWS:
+            for name, case in _cases(count, kind).items():
+                ours, torchs = _measured(case, blocks)
+                what = f"{name}, {count} rows of {WIDTH}, {str(kind).removeprefix('torch.')}"
+                lines.append([what, f"{1e6 * torchs:.1f}", f"{1e6 * ours:.1f}", f"{ours / torchs:.2f}"])
+                yield Row(f"{what}: / torch", 1.0, ours / torchs, "x")
+    print(table(["us", "torch", "joined", "ratio"], lines) + "\n", flush=True)
+
+
+def _cases(count: int, kind: torch.dtype) -> dict[str, Case]:
+    x, y, out = (torch.randn(count, WIDTH).to(kind) for _ in range(3))
+    row, column = torch.randn(WIDTH).to(kind), torch.empty(count, 1, dtype=kind)
+    numbers = torch.arange(count)
+    whole = {"tokens": torch.empty(count, WIDTH, dtype=torch.int8), "scale": torch.empty(count, 1)}
+    return {
+        "product": (_aten.mul.out, (x, y), {"out": out}, None),
+        "product with a row": (_aten.mul.out, (x, row), {"out": out}, None),
+        "cast": (_aten.copy_.default, (torch.empty(count, WIDTH), x), {}, None),
+        "mean": (_aten.mean.out, (x, [-1], True), {"out": column}, None),
+        "silu": (_aten.silu.out, (x,), {"out": out}, None),
+        "gelu": (_aten.gelu.out, (x,), {"out": out}, None),
+        "tanh": (_aten.tanh.out, (x,), {"out": out}, None),
+        "layer norm": (_aten.layer_norm.default, (x, [WIDTH], row, row, 1e-5), {}, [out]),
+        "softmax": (_aten._softmax.out, (x, -1, False), {"out": out}, None),
+        "rows by number": (_aten.index_select.out, (x, 0, numbers), {"out": out}, None),
+        "rows into a cache": (_aten.index_copy_.default, (x, 0, numbers, y), {}, None),
+        "int8 of rows": (_air.dynamic_quant.out, (x,), whole, None),
+    }
+
+
+def _attentions(blocks: int) -> Iterator[Row]:
+    lines = []
+    for kind in (torch.float32, torch.bfloat16):
+        for batch, heads, rows, keys, width in QUERIES:
+            sizes = (rows, keys, keys)
+            q, k, v = (torch.randn(batch, size, heads, width).to(kind).transpose(1, 2) for size in sizes)
+            seen, out = torch.ones(batch, 1, rows, keys, dtype=torch.bool), torch.empty_like(q)
+            found = _measured((_aten.scaled_dot_product_attention.default, (q, k, v, seen), {}, [out]), blocks)
+            if found is None:
+                continue
+            what = f"attention of {batch} x {heads} x {rows} queries, {keys} keys, {str(kind).removeprefix('torch.')}"
+            ours, torchs = found
+            lines.append([what, f"{1e6 * torchs:.1f}", f"{1e6 * ours:.1f}", f"{ours / torchs:.2f}"])
+            yield Row(f"{what}: / torch", 1.0, ours / torchs, "x")
+    print(table(["us", "torch", "joined", "ratio"], lines) + "\n", flush=True)
+
+
+def _measured(case: Case, blocks: int) -> tuple[float, float] | None:
+    """Seconds of one call by the library, and by torch; None where the library does not take it."""
+    op, args, kwargs, targets = case
+    made = steps.steps(op, args, kwargs, targets)
+    kernel = library.run()
+    if made is None or kernel is None:
+        return None
+
+    def by_torch() -> None:
+        result = op(*args, **kwargs)
+        if targets is not None:
+            targets[0].copy_(result)
+
+    found = medians({"joined": Joined([Small(by_torch, made, "here")], kernel), "torch": by_torch}, blocks)
+    return found["joined"], found["torch"]
+
+
+# ---- replays ---------------------------------------------------------------------------------------------------------
+
+
+def _replays(path: Path, blocks: int) -> Iterator[Row]:
+    with aotair.load(path) as ours:
+        with mock.patch.object(joined, "run", lambda: None):
+            plain = aotair.load(path)
+        for name, call in _calls(ours).items():
+            found = medians({"joined": lambda: call(ours), "torch": lambda: call(plain)}, blocks)  # noqa: B023
+            text = f"{1e3 * found['torch']:.2f} ms"
+            yield Row(f"{path.stem}, {name}: / without", 1.0, found["joined"] / found["torch"], "x", text)
+        plain.close()
+
+
+def _calls(model: aotair.Model) -> dict[str, Callable[[aotair.Model], object]]:
+    if not hasattr(model, "decode"):
+        sizes = ((1, 16), (1, 128), (8, 128))
+        given = [(torch.randint(1000, size), torch.ones(size, dtype=torch.int64)) for size in sizes]
+        return {f"{size[0]} x {size[1]}": lambda of, args=args: of(*args) for size, args in zip(sizes, given)}
+    steps_of = {batch: (torch.full((batch,), 7), torch.full((batch,), 64), torch.arange(batch)) for batch in (1, 8)}
+    return {f"decode, batch {batch}": lambda of, args=args: of.decode(*args) for batch, args in steps_of.items()}
+
+
+if __name__ == "__main__":
+    main()
