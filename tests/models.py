@@ -686,6 +686,27 @@ class KnowsItsPlace(torch.nn.Module):
         return x * self.scale + rows
 
 
+class SumsWhatHasGaps(torch.nn.Module):
+    """A model whose ranks sum columns, turned matrices and every other number."""
+
+    def __init__(self, mesh=None):
+        super().__init__()
+        self.mesh = mesh
+        self.weight = torch.nn.Parameter(torch.rand(4, 16))
+        if mesh is not None:
+            self.weight = torch.nn.Parameter(self.weight.chunk(2, 0)[mesh.get_local_rank("tp")].clone())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from torch.distributed import _functional_collectives as collectives
+
+        if self.mesh is None:
+            parts, say = self.weight.unsqueeze(1), lambda tensor: tensor
+        else:
+            parts, say = self.weight.unsqueeze(1), lambda one: collectives.all_reduce(one, "sum", (self.mesh, 0))
+        y = (x * parts).sum(0)
+        return say(y[:, 0]), say(y.t()) * 2, say(y[:, ::2]).sin()
+
+
 class SharesItself(torch.nn.Module):
     """A model that calls functional collectives of torch itself: with a mesh it has one rank's parts."""
 

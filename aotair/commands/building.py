@@ -229,7 +229,7 @@ def init(factory: str | None, task: str | None, out: Path | None, kwargs: tuple[
     if Path(factory).exists():
         from ..hf.scaffold import recipe_of
 
-        text = recipe_of(Path(factory), task)
+        text = recipe_of(Path(factory), task, Path() if out is None else out.parent)
     else:
         text = first_recipe(factory, read_kwargs(kwargs))
     if out is None:

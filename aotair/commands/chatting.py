@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 import aotair_runtime
+from aotair_runtime.errors import AotairError
+from aotair_runtime.format.mesh import mesh_text
 
 from .echo import echo
 from .options import ARTIFACT, DEVICE
@@ -44,6 +46,14 @@ def chat(
     from ..chat.tokenizer import Tokenizer
 
     with aotair_runtime.load(artifact, device=device, enable_output_clone=True, capture="lazy") as model:
+        if model.program.mesh:
+            raise AotairError(
+                "aotair chat is for artifacts of one rank",
+                where=str(artifact),
+                expected="no mesh",
+                got=mesh_text(model.program.mesh),
+                fix="build the recipe with --set mesh={}, or serve it: aotair.serving.ray",
+            )
         tokenizer = Tokenizer(artifact, model.program)
         sampling = tokenizer.sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         talk = Conversation(tokenizer, Generator(model), Sampler(sampling), system, max_tokens)

@@ -1,7 +1,8 @@
 """Which layers does the recipe's `quantize` name, and has its target a kernel for each of them?"""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -51,11 +52,29 @@ def linears_to_quantize(model: nn.Module, job: Job) -> tuple[Named, Mapping[str,
         name: Asked(cast(nn.Linear, model.get_submodule(name)), scheme, part.group(scheme))
         for name, scheme in schemes.items()
     }
+    _refuse_idle(model, part, [*named.values()], job)
     refuse_altered({name: one.linear for name, one in asked.items()}, "quantize", job.where, _SKIP)
     for scheme in part.linear_schemes:
         own = {name: one for name, one in asked.items() if one.scheme == scheme}
         _refuse(_unfit(own, job), scheme, job, "choose another quantize.group_size")
     return {name: named[name] for name in asked}, asked
+
+
+def _refuse_idle(model: nn.Module, part: QuantizePart, layers: Sequence[Sequence[str]], job: Job) -> None:
+    """Raises ModelError for patterns that mean nothing: of `linear` those by which no layer is quantised, of `skip`
+    those that fit no module."""
+    modules = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    used = {part.pattern_of(every) for every in layers}
+    idle = [f"linear: {one}" for one in (part.linear if isinstance(part.linear, dict) else ()) if one not in used]
+    idle += [f"skip: {one}" for one in part.skip or () if not any(fnmatchcase(name, one) for name in modules)]
+    if idle:
+        raise ModelError(
+            "quantize: patterns that mean no layer",
+            where=job.where,
+            expected="names of the model's linear layers, of which quantize.skip and the patterns before leave some",
+            got=some(idle),
+            fix=f"correct or remove them; the model has {some([every[0] for every in layers])}",
+        )
 
 
 def _patterns(part: QuantizePart) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Node
 
 from aotair_runtime.devices import collectives as _collectives  # noqa: F401 (defines the ops)
@@ -15,6 +16,7 @@ from aotair_runtime.format.mesh import ranks_of
 from aotair_runtime.format.schema import Axis
 
 from ..errors import ModelError, UnsupportedError
+from ..graph.fake import copy_first, relay
 
 # By the name of a group, within a world: its axis.
 _axes: contextvars.ContextVar[Mapping[str, Axis]] = contextvars.ContextVar("axes")
@@ -48,6 +50,7 @@ def world(mesh: Sequence[Axis], rank: int, where: str) -> Iterator[DeviceMesh]:
 def in_own_words(graph: torch.fx.Graph, where: str) -> None:
     """Say functional collectives of torch as those of a program, which are done when they return. Raises
     UnsupportedError for one that programs do not have."""
+    rewritten = False
     for node in list(graph.nodes):
         op = node.target
         if node.op != "call_function" or getattr(op, "namespace", "") != _NAMESPACE:
@@ -62,6 +65,7 @@ def in_own_words(graph: torch.fx.Graph, where: str) -> None:
             made.meta.update(node.meta)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+            rewritten = True
         else:
             raise UnsupportedError(
                 f"the model calls the collective {name}",
@@ -69,6 +73,20 @@ def in_own_words(graph: torch.fx.Graph, where: str) -> None:
                 expected=", ".join(_WORDS),
                 fix="write it with these",
             )
+    if rewritten:
+        relay(graph, _row_by_row)
+
+
+def _row_by_row(node: Node) -> None:
+    """Let a collective take a copy of what has gaps, or lies in another order."""
+    if getattr(node.target, "namespace", "") == "air" and isinstance(read := node.args[0], Node):
+        value = read.meta["val"]
+        size, strides = 1, list[bool]()
+        for length, stride in zip(reversed(value.shape), reversed(value.stride())):
+            strides.append(statically_known_true(stride == size) or statically_known_true(length == 1))
+            size = size * length
+        if not all(strides):
+            copy_first(node)
 
 
 def _axis(node: Node, where: str) -> Axis:

@@ -79,8 +79,13 @@ class QuantizePart(Part):
         """What `linear` asks of a layer that has these names; None: it stays."""
         if not isinstance(self.linear, dict):
             return self.linear
-        fits = (scheme for pattern, scheme in self.linear.items() if any(fnmatchcase(name, pattern) for name in names))
-        return next(fits, None)
+        pattern = self.pattern_of(names)
+        return None if pattern is None else self.linear[pattern]
+
+    def pattern_of(self, names: Sequence[str]) -> str | None:
+        """The pattern of `linear` that counts for a layer that has these names."""
+        patterns = self.linear if isinstance(self.linear, dict) else ()
+        return next((one for one in patterns if any(fnmatchcase(name, one) for name in names)), None)
 
     @property
     def any_weight_only(self) -> bool:

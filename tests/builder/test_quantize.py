@@ -219,6 +219,20 @@ def test_dtypes_that_a_target_has_no_kernel_for():
 
 
 @pytest.mark.parametrize(
+    ("asked", "idle"),
+    [
+        ({"linear": {"*": "int8_dynamic", "f*": "int8_static"}}, "linear: f*"),
+        ({"linear": {"other*": "int8_dynamic", "*": "int8_dynamic"}}, "linear: other*"),
+        ({"linear": "int8_dynamic", "skip": ["*lm_haed"]}, "skip: *lm_haed"),
+    ],
+)
+def test_patterns_that_mean_no_layer_are_refused(asked, idle):
+    with pytest.raises(ModelError, match="patterns that mean no layer") as caught:
+        done(block("int8_dynamic") | {"quantize": asked})
+    assert caught.value.got == idle
+
+
+@pytest.mark.parametrize(
     ("out", "width", "scheme", "asked", "said"),
     [
         (8, 96, "int4_weight_only", {}, r"\(96 inputs, no multiple of group_size 128\)"),

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import checkpoints
 import pytest
@@ -19,6 +20,7 @@ from aotair.chat.sampling import Sampler, Sampling, likely
 from aotair.chat.tokenizer import Tokenizer
 from aotair.cli import main
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.schema import Axis
 
 MESSAGES = [{"role": "user", "content": "Hé, 🙂 you"}, {"role": "assistant", "content": "yes"}]
 
@@ -175,3 +177,18 @@ def test_a_template_cannot_leave_its_sandbox(checkpoint: Path, tmp_path: Path):
     path = aotair.build({"name": "hostile", "model": model, "entry_points": buckets}, tmp_path / "out")
     run = CliRunner().invoke(main, ["chat", str(path)], input="Hello\n")
     assert run.exit_code == 1 and "the chat template refuses the conversation" in run.output
+
+
+def test_it_talks_with_artifacts_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class OfRanks:
+        program = SimpleNamespace(mesh=(Axis("tp", 2),))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    monkeypatch.setattr("aotair_runtime.load", lambda *_args, **_kwargs: OfRanks())
+    run = CliRunner().invoke(main, ["chat", str(tmp_path), "Hello"])
+    assert run.exit_code == 1 and "artifacts of one rank" in run.output and "tp=2" in run.output

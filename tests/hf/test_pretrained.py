@@ -183,6 +183,14 @@ def test_an_encoder_with_a_decoder_is_refused_before_a_recipe_is_written(tmp_pat
         recipe_of(tmp_path)
 
 
+def test_a_recipe_says_where_the_checkpoint_is_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tf.XLNetConfig(vocab_size=256, architectures=["XLNetLMHeadModel"]).save_pretrained(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    assert "pretrained: here" in recipe_of(Path("here"))
+    assert "pretrained: ../here" in recipe_of(Path("here"), folder=Path("recipes"))
+    assert f"pretrained: {tmp_path / 'here'}" in recipe_of(tmp_path / "here", folder=Path("recipes"))
+
+
 def test_an_architecture_without_a_greatest_position_has_a_cache_of_any_length(tmp_path: Path):
     tf.XLNetConfig(vocab_size=256, architectures=["XLNetLMHeadModel"]).save_pretrained(tmp_path)
     assert "length: 1024" in recipe_of(tmp_path)

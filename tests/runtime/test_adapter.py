@@ -86,6 +86,10 @@ def answers_as(node: Node, model, wanted: torch.nn.Module) -> None:
         ({}, ALPHA / 2),
         ({"use_rslora": True}, ALPHA / math.sqrt(2)),
         ({"lora_alpha": 1}, 0.5),
+        (
+            {"r": 2, "rank_pattern": {"fir.t": 9}, "target_modules": ["first", "second"], "exclude_modules": "x"},
+            ALPHA / 2,
+        ),
         ({"alpha_pattern": {"first": ALPHA, "second": ALPHA}, "lora_alpha": 1}, ALPHA / 2),
     ],
 )
@@ -203,6 +207,12 @@ def without(name: str) -> dict[str, torch.Tensor]:
         (None, {"lora_alpha": 10**400}, "lora_alpha is no number"),
         (None, {"alpha_pattern": {"^f": 1}}, "alpha_pattern of regular expressions"),
         (None, {"alpha_pattern": ["first"]}, "alpha_pattern of regular expressions"),
+        (None, {"r": 3}, "(?s)another rank than its configuration says.*3.*2"),
+        (None, {"r": 0}, "another rank"),
+        (None, {"r": 2, "rank_pattern": {"first": 4}}, "(?s)of first have another rank.*4.*2"),
+        (None, {"rank_pattern": [1]}, "rank_pattern is no mapping"),
+        (None, {"target_modules": ["second"]}, "(?s)factors of first, which its configuration leaves out"),
+        (None, {"exclude_modules": ["second"]}, "(?s)factors of second, which its configuration leaves out"),
         (None, {"alora_invocation_tokens": [1, 2]}, "adapters with alora_invocation_tokens"),
         (None, {"init_lora_weights": "pissa"}, "adapters with init_lora_weights"),
         (None, {"target_parameters": ["first.other"]}, "adapters with target_parameters"),

@@ -14,8 +14,8 @@ _MOST_PREFIXES = 16  # that are tried
 @dataclass(frozen=True)
 class Naming:
     """How the names of a checkpoint become the model's: each match of a pattern of `rename` is replaced, one pattern
-    after the other, and `prefix` is put before all. Where neither says anything, a prefix that the names have or lack
-    is found."""
+    after the other, and `prefix` is put before all. Without a `prefix`, one that the names then have or lack is
+    found."""
 
     prefix: str = ""
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -24,10 +24,10 @@ class Naming:
 def renamed(checkpoint: Checkpoint, wanted: Collection[str], naming: Naming) -> Checkpoint:
     """The checkpoint under names that are to be found among `wanted`. Raises WeightsError where two of its tensors
     get one name, or a pattern is none."""
-    if naming.prefix or naming.rename:
-        new = {name: naming.prefix + _replaced(name, naming.rename, checkpoint) for name in checkpoint.tensors}
-    else:
-        new = moved(list(checkpoint.tensors), frozenset(wanted))
+    new = {name: naming.prefix + _replaced(name, naming.rename, checkpoint) for name in checkpoint.tensors}
+    if not naming.prefix:
+        places = moved(list(dict.fromkeys(new.values())), frozenset(wanted))
+        new = {name: places[between] for name, between in new.items()}
     twice = [name for name, count in Counter(new.values()).items() if count > 1]
     if twice:
         raise WeightsError(

@@ -43,6 +43,7 @@ _SERVED: Mapping[str, tuple[object, ...] | None] = {
 }
 _MERGE = "merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_LAYER = re.compile(r"\.[^.]*\.(\d{1,9})\.")  # the number of a layer in the name of a module, as PEFT looks for it
 _ALPHA = 8  # PEFT's own default
 
 
@@ -107,6 +108,7 @@ def read_adapter(path: Path, program: Program, scale: float) -> Adapter:
             continue
         _check_alone(there[number], module, path)
         rank, transposed = _fitting(file, factors, there[number], flag, module)
+        _refuse_contradiction(config, module, rank, path)
         factor = scale * _strength(config, module, rank, path)
         products[number] = _Product(factors["A"], factors["B"], factor, transposed)
     if unknown:
@@ -160,6 +162,42 @@ def _modules(file: Checkpoint) -> dict[str, dict[str, str]]:
     return found
 
 
+def _refuse_contradiction(config: Mapping[str, Any], module: str, rank: int, path: Path) -> None:
+    """Raises WeightsError where the configuration says another rank, or leaves out the layer: PEFT would refuse the
+    file, or pass over its factors. Regular expressions are not tried: one of somebody else's may take hours."""
+    ranks, said = config.get("rank_pattern"), config.get("r", rank)
+    if ranks not in _EMPTY and not isinstance(ranks, dict):
+        raise WeightsError("the adapter's rank_pattern is no mapping", where=str(path), got=repr(ranks)[:80])
+    if isinstance(ranks, dict) and ranks:
+        said = next((v for key, v in ranks.items() if _is_end(key, module)), said)
+        said = said if all(map(_PLAIN_NAME.fullmatch, ranks)) else rank
+    if said != rank or isinstance(said, bool):
+        raise WeightsError(
+            f"the adapter's factors of {module} have another rank than its configuration says",
+            where=str(path),
+            expected=repr(said)[:80],
+            got=str(rank),
+        )
+    targets, left, layers = (config.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform"))
+    number = _LAYER.search(module)
+    layers = [layers] if isinstance(layers, int) else layers
+    named = not isinstance(targets, list) or any(_is_end(key, module) for key in targets)
+    out = isinstance(left, list) and any(_is_end(key, module) for key in left)
+    out = out or (isinstance(layers, list) and bool(layers) and number is not None and int(number[1]) not in layers)
+    if not named or out:
+        raise WeightsError(
+            f"the adapter's file has factors of {module}, which its configuration leaves out",
+            where=str(path),
+            got=f"target_modules {targets!r}, exclude_modules {left!r}, layers_to_transform {layers!r}"[:200],
+            fix="take the factors out of the file, or name the layer in the configuration",
+        )
+
+
+def _is_end(key: object, module: str) -> bool:
+    """Whether a name is a module's, or the end of it."""
+    return isinstance(key, str) and (module == key or module.endswith(f".{key}"))
+
+
 def _strength(config: Mapping[str, Any], module: str, rank: int, path: Path) -> float:
     """What the product is multiplied by: alpha over the rank, or over its root."""
     alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", _ALPHA), path)
@@ -181,7 +219,7 @@ def _pattern(patterns: object, module: str, default: object, path: Path) -> obje
             got=repr(patterns)[:80],
             fix=_MERGE,
         )
-    return next((v for key, v in patterns.items() if module == key or module.endswith(f".{key}")), default)
+    return next((v for key, v in patterns.items() if _is_end(key, module)), default)
 
 
 def _check_alone(weight: Constant, module: str, path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import SHARES_ITSELF
-from models import KnowsItsPlace, SharesItself
+from models import KnowsItsPlace, SharesItself, SumsWhatHasGaps
 
 import aotair
 from aotair.errors import ModelError, ProofError, RecipeError
@@ -38,6 +38,16 @@ def test_tables_are_not_made_of_what_ranks_have_of_their_own(tmp_path: Path):
     model, x = KnowsItsPlace(), torch.randn(6, 16)
     with all_on_host(open_artifact(path), Allowed()) as ranks:
         torch.testing.assert_close(ranks.entry_points["forward"].flat([x])[0], model(x), atol=1e-4, rtol=1e-5)
+
+
+def test_collectives_take_what_has_gaps(tmp_path: Path):
+    recipe = SHARES_ITSELF | {"name": "gaps", "model": {"factory": "models:SumsWhatHasGaps"}}
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    torch.manual_seed(0)
+    model, x = SumsWhatHasGaps(), torch.randn(6, 16)
+    with all_on_host(open_artifact(path), Allowed()) as ranks:
+        for got, want in zip(ranks.entry_points["forward"].flat([x]), model(x), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
