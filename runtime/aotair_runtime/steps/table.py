@@ -12,27 +12,29 @@ from . import attention, elementwise, rows
 from .written import Steps
 
 _Make = Callable[[str, Tensor, Sequence[Any], dict[str, Any]], Steps | None]
-_MAKERS: Mapping[str, _Make] = {
-    "copy": elementwise.copy,
-    "gelu": elementwise.of_one,
-    **dict.fromkeys(elementwise.OF_ONE, elementwise.of_one),
-    **dict.fromkeys(elementwise.OF_TWO, elementwise.of_two),
-    "pow": elementwise.power,
-    "cat": elementwise.cat,
-    "where": elementwise.where,
-    "index_select": rows.index_select,
-    "index_copy": rows.index_copy,
-    "mean": rows.reduced,
-    "sum": rows.reduced,
-    "_softmax": rows.softmax,
-    "layer_norm": rows.layer_norm,
-    "native_layer_norm": rows.layer_norm,
-    "scaled_dot_product_attention": attention.attention,
+# By op, without the underscore of those that write over their first argument: what writes it down, and which of its
+# arguments have to be tensors, whatever its schema takes.
+_MAKERS: Mapping[str, tuple[_Make, tuple[int, ...]]] = {
+    "copy": (elementwise.copy, (1,)),
+    "gelu": (elementwise.of_one, (0,)),
+    **dict.fromkeys(elementwise.OF_ONE, (elementwise.of_one, (0,))),
+    **dict.fromkeys(elementwise.OF_TWO, (elementwise.of_two, ())),
+    "pow": (elementwise.power, (0,)),
+    "cat": (elementwise.cat, ()),
+    "where": (elementwise.where, (0, 1, 2)),
+    "index_select": (rows.index_select, (0, 2)),
+    "index_copy": (rows.index_copy, (0, 2, 3)),
+    "mean": (rows.reduced, (0,)),
+    "sum": (rows.reduced, (0,)),
+    "_softmax": (rows.softmax, (0,)),
+    "layer_norm": (rows.layer_norm, (0, 2)),
+    "native_layer_norm": (rows.layer_norm, (0, 2)),
+    "scaled_dot_product_attention": (attention.attention, (0, 1, 2)),
 }
 _OUT_NAMES = frozenset({"out", "tokens"})
-_OUTS: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Steps | None]] = {
-    "air::dynamic_quant": rows.dynamic_quant,
-    "air::paged_attention": attention.paged_attention,
+_OUTS: Mapping[str, tuple[Callable[[Sequence[Any], Mapping[str, Any]], Steps | None], tuple[int, ...]]] = {
+    "air::dynamic_quant": (rows.dynamic_quant, (0,)),
+    "air::paged_attention": (attention.paged_attention, (0, 1, 2, 3, 4, 5)),
 }
 
 
@@ -46,10 +48,12 @@ def steps(
     copied to, which the op does not write by itself."""
     name = op._schema.name
     if name in _OUTS:
-        return _OUTS[name](args, kwargs) if targets is None and kwargs.keys() & _OUT_NAMES else None
+        write, places = _OUTS[name]
+        fits = targets is None and kwargs.keys() & _OUT_NAMES and _are_tensors(args, places)
+        return write(args, kwargs) if fits else None
     own, given = name.removeprefix("aten::"), dict(kwargs)
-    make = _MAKERS.get(own.removesuffix("_"))
-    if make is None or own == name:
+    make, places = _MAKERS.get(own.removesuffix("_"), (None, ()))
+    if make is None or own == name or not _are_tensors(args, places):
         return None
     if targets is not None:
         out = targets[0] if targets and not any(one is not None for one in targets[1:]) else None
@@ -58,3 +62,7 @@ def steps(
     if not isinstance(out, Tensor) or not out.numel():
         return None
     return make(own.removesuffix("_"), out, args, given)
+
+
+def _are_tensors(args: Sequence[Any], places: Sequence[int]) -> bool:
+    return all(place < len(args) and isinstance(args[place], Tensor) for place in places)
