@@ -2,11 +2,16 @@
    library is loaded. Nothing here allocates, and nothing is written but what the steps say. */
 
 #include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "step.h"
 
 #define GRAIN 32768 /* numbers from which on threads share a step, as torch has it */
 #define ROW 8192    /* numbers of a row that is held at once */
+#define MOST_ROWS 16     /* of x in a product */
+#define MOST_WIDE 131072 /* numbers of these rows */
 #define TILE 1024   /* numbers that are worked on at a time */
 
 /* Some of the units that a step consists of. */
@@ -22,23 +27,29 @@ static inline int64_t rows_of(const struct step *step)
 
 static inline int64_t tiles_of(const struct step *step) { return (step->size[step->dims - 1] + TILE - 1) / TILE; }
 
+#define LEVEL 0
 #define NAME(x) x##_plain
 #include "level.h"
 #undef NAME
+#undef LEVEL
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe")
+#define LEVEL 256
 #define NAME(x) x##_avx2
 #include "level.h"
 #undef NAME
+#undef LEVEL
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512")
+#define LEVEL 512
 #define NAME(x) x##_avx512
 #include "level.h"
 #undef NAME
+#undef LEVEL
 #pragma GCC pop_options
 #endif
 

@@ -30,6 +30,8 @@ static void NAME(handed_out)(part_of part, const struct step *step, int64_t coun
         part(step, unit, unit + 1);
 }
 
+#include "products.h"
+
 /* Whether a step was made: not where its numbers are beyond its tensors. */
 static int NAME(make)(const struct step *step, int threads)
 {
@@ -54,6 +56,7 @@ static int NAME(make)(const struct step *step, int threads)
         if (products >= 0)
             NAME(handed_out)(NAME(paged_attention), step, size[0] * size[1], products, threads);
         return products >= 0;
+    case LINEAR_INT8: NAME(multiply)(step, threads); return 1;
     default: NAME(shared)(NAME(pointwise), step, rows * tiles_of(step), all, threads); return 1;
     }
 }

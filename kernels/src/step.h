@@ -21,7 +21,9 @@ enum op {
     /* Of rows: the last dimension. */
     MEAN = 48, SUM, SOFTMAX, LAYER_NORM, DYNAMIC_QUANT,
     /* Of heads. */
-    ATTENTION = 64, PAGED_ATTENTION
+    ATTENTION = 64, PAGED_ATTENTION,
+    /* Of matrices. */
+    LINEAR_INT8 = 80
 };
 
 /* A tensor: operand 0 is written. Strides count numbers, and are 0 where a dimension repeats. */

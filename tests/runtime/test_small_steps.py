@@ -347,6 +347,24 @@ def test_a_block_that_is_not_there_is_the_ops_error(wrong: int):
     same(out, air.paged_attention(*given), 1e-5)
 
 
+@given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 140) | st.just(1536), FLOATS, st.integers(0, 50))
+@settings(max_examples=120, deadline=None)
+def test_products_of_few_rows_with_a_weight_of_int8(rows, n, width, kind, seed):
+    x = numbers((rows, width), kind, seed, special=False)
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-128, 128, (n, width), generator=draw).to(torch.int8)
+    scale = (torch.rand(n, generator=draw) / 127).to(kind)
+    out = torch.zeros(rows, n, dtype=kind)
+    run(air.linear_int8.out, x, weight, scale, out=out)
+    want = (x.double() @ weight.double().t()) * scale.double()
+    parts = (x.double().abs() @ weight.double().abs().t()) * scale.double()
+    assert ((out.double() - want).abs() <= torch.finfo(kind).eps * want.abs() + 1e-6 * parts + 1e-7).all()
+    many = torch.zeros(17, width, dtype=kind)
+    assert table.steps(air.linear_int8.out, (many, weight, scale), {"out": torch.zeros(17, n, dtype=kind)}) is None
+    wrong = {"out": torch.zeros(rows, n + 1, dtype=kind)}
+    assert table.steps(air.linear_int8.out, (x, weight, scale), wrong) is None
+
+
 DECLINED = {
     "float64": lambda: (aten.add.out, (torch.ones(3, dtype=torch.double), 1.0), torch.ones(3, dtype=torch.double)),
     "whole numbers": lambda: (aten.add.out, (torch.ones(3, dtype=torch.int64), 1), torch.ones(3, dtype=torch.int64)),

@@ -9,6 +9,7 @@ import torch
 
 from ..devices import GraphSpace, Leading, Packed
 from ..devices.host_call import HostCall
+from ..devices.int8_rows import Int8Rows
 from ..devices.prepared import prepared, prepared_into
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
@@ -290,6 +291,8 @@ def resolved(
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
+    if isinstance(packed, Int8Rows):
+        args = [*args[:1], packed.rows, *args[2:]]  # which other kernels read as it lies
     call = prepared(op, args, kwargs, tensors.are_packed) if device.type == "cpu" else None
     if call is None and len(plain) < len(instruction.kwargs):
         call = _host_call(instruction, ops, args, kwargs, given, lists)

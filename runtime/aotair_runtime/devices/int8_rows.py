@@ -41,7 +41,7 @@ def in_floats(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _linear_int8_out(x: Tensor, weight: Tensor, scale: Tensor, *, out: Tensor) -> Tensor:
-    _out(x, weight, scale, out=out)
+    check(x, weight, scale, out=out)
     return out.copy_(linear_int8(x, weight, scale))
 
 
@@ -49,11 +49,11 @@ class Int8Rows(Allocates):
     """A weight (n, k) as it is, at an address that the kernel takes, which that in a file need not be."""
 
     def __init__(self, weight: Tensor):
-        self._rows = weight.clone()
-        self.nbytes: int = self._rows.nbytes
+        self.rows = weight.clone()
+        self.nbytes: int = self.rows.nbytes
 
     def fill(self, weight: Tensor) -> None:
-        self._rows.copy_(weight)
+        self.rows.copy_(weight)
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -62,13 +62,13 @@ class Int8Rows(Allocates):
             return None
         x, _, scale = args
         try:
-            out = _out(x, self._rows, scale, out=kwargs["out"])
+            out = check(x, self.rows, scale, out=kwargs["out"])
         except ValueError:
             return None
-        fits = _fits(x, self._rows, scale) and not any(meet(out, one) for one in (x, scale))
+        fits = _fits(x, self.rows, scale) and not any(meet(out, one) for one in (x, scale))
         if fits:
-            return functools.partial(_into, x, self._rows, scale, out)
-        return functools.partial(op, x, self._rows, scale, out=out)
+            return functools.partial(_into, x, self.rows, scale, out)
+        return functools.partial(op, x, self.rows, scale, out=out)
 
 
 def packed(weight: Tensor) -> Int8Rows | None:
@@ -107,7 +107,8 @@ def _empty(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def _out(x: Tensor, weight: Tensor, scale: Tensor, *, out: Tensor) -> Tensor:
+def check(x: Tensor, weight: Tensor, scale: Tensor, *, out: Tensor) -> Tensor:
+    """Gives `out`; raises ValueError where the arguments do not fit each other, or it is not as they make it."""
     _check(x, weight, scale)
     return check_out("linear_int8", out, (x.shape[0], weight.shape[0]), x.dtype)
 
@@ -117,7 +118,7 @@ _library.define(f"linear_int8{_SCHEMA}) -> Tensor")
 _library.define(f"linear_int8.out{_SCHEMA}, *, Tensor(a!) out) -> Tensor(a!)")
 for _name, _kernel, _meta in (
     ("linear_int8", linear_int8, _empty),
-    ("linear_int8.out", _linear_int8_out, _out),
+    ("linear_int8.out", _linear_int8_out, check),
 ):
     _library.impl(_name, _kernel, "CPU")
     _library.impl(_name, _meta, "Meta")

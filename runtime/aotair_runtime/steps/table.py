@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import attention, elementwise, rows
+from . import attention, elementwise, products, rows
 from .written import Steps
 
 _Make = Callable[[str, Tensor, Sequence[Any], dict[str, Any]], Steps | None]
@@ -34,6 +34,7 @@ _MAKERS: Mapping[str, tuple[_Make, tuple[int, ...]]] = {
 _OUT_NAMES = frozenset({"out", "tokens"})
 _OUTS: Mapping[str, tuple[Callable[[Sequence[Any], Mapping[str, Any]], Steps | None], tuple[int, ...]]] = {
     "air::dynamic_quant": (rows.dynamic_quant, (0,)),
+    "air::linear_int8": (products.linear_int8, (0, 1, 2)),
     "air::paged_attention": (attention.paged_attention, (0, 1, 2, 3, 4, 5)),
 }
 
