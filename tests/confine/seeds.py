@@ -275,6 +275,10 @@ BY_HAND = (
         (),
     ),
     Call("air::dynamic_quant", (_t(12, 8),), ()),
+    Call("air::linear_int8", (_t(12, 40), _t(6, 40, dtype="int8", high=9), _t(6)), ()),
+    Call(
+        "air::linear_int8", (_t(3, 32, dtype="bfloat16"), _t(6, 32, dtype="int8", high=9), _t(6, dtype="bfloat16")), ()
+    ),
     Call(
         "air::quant_matmul",
         (_t(12, 8, dtype="int8", high=9), _t(6, 8, dtype="int8", high=9), _t(6), _t(12, 1), _t(6), torch.float32),
