@@ -20,6 +20,7 @@ from .seeds import Call, Spec
 from .supervised import Fault
 
 MOST = 1 << 16  # bytes of a tensor
+LARGE = 1e37
 IN_ORDER = ("aten::gelu", "aten::_softmax")  # torch's own write another order into results that lie otherwise
 
 
@@ -140,7 +141,9 @@ def _compare(end: str, small: dict[int, torch.Tensor], placed: dict[int, torch.T
             if not torch.equal(got, want):
                 raise Fault(f"a step gives other numbers in tensor {number}")
             continue
-        odd = want.isnan() & got.isinf()  # of gelu: torch's own depends on where in a vector a number lies
+        # Of infinite numbers torch's own gelu depends on where in a vector they lie, and of numbers near the greatest a
+        # product on the order of its sums.
+        odd = (want.isnan() & ~got.isnan()) | (got.isinf() & (want.abs() > LARGE))
         got = torch.where(odd, want, got)
         away = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(want.dtype, 1e-4)
         if not torch.allclose(got.double(), want.double(), rtol=away, atol=away, equal_nan=True):
