@@ -37,7 +37,7 @@ class _Party:
     def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def refuse_unlike(self, what: str, text: str, place: str) -> None:
+    def refuse_unlike(self, what: str, mark: Callable[[], str], place: str) -> None:
         """Threads of one process read the same files."""
 
     def failure(self, error: Exception, own: bool = False) -> Exception:

@@ -378,9 +378,8 @@ class Model:
             weights = read_weights(
                 Path(path), self.artifact, self._parts.ops, constants, strict=strict, cast=cast, naming=naming
             )
-            mark = "" if self._party is None else weights.mark()
         if self._party is not None:
-            self._party.refuse_unlike("weights", mark, str(path))
+            self._party.refuse_unlike("weights", weights.mark, str(path))
         with self._alone():
             self._refuse_closed()
             self._swap(weights)

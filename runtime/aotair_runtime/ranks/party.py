@@ -63,7 +63,7 @@ class Party(Protocol):
 
     def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]: ...
 
-    def refuse_unlike(self, what: str, text: str, place: str) -> None: ...
+    def refuse_unlike(self, what: str, mark: Callable[[], str], place: str) -> None: ...
 
     def failure(self, error: Exception, own: bool = False) -> Exception: ...
 
@@ -204,10 +204,11 @@ class Processes:
         if any(one[0] != _DONE for one in said):
             raise RankError(f"the other ranks were called instead: {what} is for all of them")
 
-    def refuse_unlike(self, what: str, text: str, place: str) -> None:
-        """Raises RankError, the same on every rank, where one of them tells another text: it has other `what`, from
-        `place`."""
+    def refuse_unlike(self, what: str, mark: Callable[[], str], place: str) -> None:
+        """Raises RankError, the same on every rank, where what one of them has from `place` has another mark: it has
+        other `what`."""
         with self.all_or_none(f"comparing {what}"):
+            text = mark()
             self.board.tell(f"alike{self._turn}", json.dumps([text, place]))
             heard = self.board.hear(f"alike{self._turn}", self._callers)
         said: dict[int, list[str]] = {rank: json.loads(told) for rank, told in heard.items()}
