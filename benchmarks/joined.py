@@ -13,9 +13,9 @@ import torch
 
 import aotair
 from aotair_runtime.format.text import table
-from aotair_runtime.steps import joined, library
+from aotair_runtime.steps import join, library
 from aotair_runtime.steps import table as steps
-from aotair_runtime.steps.joined import Joined, Small
+from aotair_runtime.steps.join import Joined, Named
 
 from .common import Row, artifact, options, report
 from .runtimes import medians
@@ -107,7 +107,7 @@ def _measured(case: Case, blocks: int) -> tuple[float, float] | None:
         if targets is not None:
             targets[0].copy_(result)
 
-    found = medians({"joined": Joined([Small(by_torch, made, "here")], kernel), "torch": by_torch}, blocks)
+    found = medians({"joined": Joined([(Named(by_torch, "here"), made)], kernel), "torch": by_torch}, blocks)
     return found["joined"], found["torch"]
 
 
@@ -116,7 +116,7 @@ def _measured(case: Case, blocks: int) -> tuple[float, float] | None:
 
 def _replays(path: Path, blocks: int) -> Iterator[Row]:
     with aotair.load(path) as ours:
-        with mock.patch.object(joined, "run", lambda: None):
+        with mock.patch.object(join, "run", lambda: None):
             plain = aotair.load(path)
         for name, call in _calls(ours).items():
             found = medians({"joined": lambda: call(ours), "torch": lambda: call(plain)}, blocks)  # noqa: B023

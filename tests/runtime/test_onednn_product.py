@@ -283,7 +283,7 @@ def test_a_program_has_fewer_calls_and_the_same_answers(block: Path, monkeypatch
     assert len(packed) == 2
     for one in packed:
         assert sum(call is bind._done_before for call in one.calls) == 5  # gelu; silu, a product; a sum, gelu
-        assert len(one.calls) == len(one.nodes)
+        assert len(one.calls) == len(one.names)
 
 
 @pytest.mark.skipif(BF16 not in DTYPES, reason="the library has no fast kernels for bfloat16 on this processor")

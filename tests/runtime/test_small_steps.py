@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import aotair
 from aotair_runtime.capture import bind
 from aotair_runtime.errors import CaptureError
-from aotair_runtime.steps import joined, library, table
-from aotair_runtime.steps.joined import Joined, Small
+from aotair_runtime.steps import join, library, table
+from aotair_runtime.steps.join import Joined, Named
 
 pytestmark = pytest.mark.skipif(library.run() is None, reason=f"aotair-kernels: {library.why_none()}")
 
@@ -27,7 +27,7 @@ def run(op: torch._ops.OpOverload, *args: object, targets: Sequence[torch.Tensor
     """Make the call as steps, and nothing else."""
     made = table.steps(op, args, kwargs, targets)
     assert made is not None, "no small op"
-    Joined([Small(_refused, made, "here")], library.run())()
+    Joined([(Named(_refused, "here"), made)], library.run())()
 
 
 def _refused() -> None:
@@ -335,7 +335,7 @@ def test_a_block_that_is_not_there_is_the_ops_error(wrong: int):
     places, mask = torch.tensor([[0, 1], [2, wrong]]), torch.ones(2, 1, 1, 8, dtype=torch.bool)
     given = (query, rows, rows.clone(), places, mask, torch.tensor([8, 8]), 1.0)
     made = table.steps(air.paged_attention.out, given, {"out": out})
-    call = Joined([Small(lambda: air.paged_attention.out(*given, out=out), made, "attention")], library.run())
+    call = Joined([(Named(lambda: air.paged_attention.out(*given, out=out), "attention"), made)], library.run())
     with pytest.raises(LookupError, match="was not made"):
         run(air.paged_attention.out, *given, out=out)
     assert not out.any()
@@ -460,7 +460,7 @@ def test_a_replay_has_fewer_calls_and_the_same_answers(block, monkeypatch: pytes
         torch.testing.assert_close(plain(ids), model(ids), atol=1e-5, rtol=1e-5)
     for one, other in zip(made[:2], made[2:]):
         assert any(isinstance(call, Joined) for call in one.calls) and len(one.calls) < len(other.calls) - 5
-        assert len(one.calls) == len(one.nodes)
+        assert len(one.calls) == len(one.names)
 
 
 def test_an_error_names_the_instruction(block):
@@ -471,12 +471,12 @@ def test_an_error_names_the_instruction(block):
 
 def test_without_the_library_everything_runs(block, monkeypatch: pytest.MonkeyPatch):
     path, model = block
-    monkeypatch.setattr(joined, "run", lambda: None)
+    monkeypatch.setattr(join, "run", lambda: None)
     made = bounds(monkeypatch)
     ids = torch.arange(9)
     with aotair.load(path) as plain:
         torch.testing.assert_close(plain(ids), model(ids), atol=1e-5, rtol=1e-5)
-    assert not any(isinstance(call, (Joined, Small)) for bound in made for call in bound.calls)
+    assert not any(isinstance(call, Joined) for bound in made for call in bound.calls)
 
 
 # ---- the library -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,8 @@ from ..format.stream_rules import event
 from ..format.torch_names import dtype
 from ..format.values import argument_value
 from ..format.written import out_arguments, written_arguments, written_names
-from ..steps import table
-from ..steps.joined import Joined, Small, joined
-from ..steps.written import Steps
+from ..steps import join, table
+from ..steps.join import Joined, Named
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,16 @@ class Memory:
 class Bound:
     """One bucket at fixed addresses: its tensors for inputs and outputs, and the calls of a replay in order.
 
-    `nodes` names each call as the builder's graph did, for errors; `addressed` is where the last byte of the arena that
-    a tensor reaches ends. `updated` are the calls with host arguments.
+    `names`: of each call the place and the name of its instruction, as the builder's graph has it, for errors;
+    `addressed` is where the last byte of the arena that a tensor reaches ends. `updated` are the calls with host
+    arguments.
     """
 
     where: str
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     calls: tuple[Callable[[], object], ...]
-    nodes: tuple[str, ...]
+    names: tuple[str, ...]
     addressed: int
     updated: tuple[HostCall, ...] = ()
 
@@ -74,9 +74,8 @@ class Bound:
                 done += 1
         except Exception as error:
             call = self.calls[done]
-            node = (call.failing if isinstance(call, Joined) else "") or self.nodes[done]
-            what = f"instruction {done} ({node}) failed: {error}"
-            raise CaptureError(what, where=self.where) from error
+            name = (call.failing if isinstance(call, Joined) else "") or self.names[done]
+            raise CaptureError(f"instruction {name} failed: {error}", where=self.where) from error
 
 
 def bind(
@@ -93,52 +92,41 @@ def bind(
     instruction does not fit its op.
     """
     tensors = Tensors(program, bucket, memory)
-    calls: list[Callable[[], object]] = []
-    nodes: list[str] = []
-    small: list[Steps | None] = []  # what each does, where it may be joined with others
+    calls: list[Named] = []
     updated: list[HostCall] = []
     stream = 0
-    for item in (program.instructions[number] for number in bucket.code):
+    for place, item in enumerate(program.instructions[number] for number in bucket.code):
+        name = f"{place} ({item.node})"
         if item.stream != stream:
             stream = item.stream
-            calls.append(functools.partial(memory.space.switch, stream, _priority(bucket, stream)))
-            nodes.append(item.node)
-            small.append(None)
-        found = _event(item, memory.space) or resolved(item, ops, tensors, device, memory.lists, memory.groups)
-        made = found.call if isinstance(found, Resolved) else found
-        small.append(found.steps() if memory.joins and isinstance(found, Resolved) else None)
-        if _hand_to_last(calls, made):
-            made, small[-1] = _done_before, None
-        if isinstance(made, HostCall):
-            updated.append(made)
-            made = functools.partial(memory.space.grouped, made)
-        calls.append(made)
-        nodes.append(item.node)
-    for call in calls:
-        if isinstance(call, Leading):
-            call.prepare()
-    if memory.joins:
-        calls, nodes = joined([_small(*one) for one in zip(calls, small, nodes, strict=True)], nodes)
+            calls.append(Named(functools.partial(memory.space.switch, stream, _priority(bucket, stream)), name))
+        made = _event(item, memory.space) or named(item, ops, tensors, device, memory.lists, memory.groups)
+        if _hand_to_last(calls, made.call):
+            made = Named(_done_before, name)
+        if isinstance(made.call, HostCall):
+            updated.append(made.call)
+            made = Named(functools.partial(memory.space.grouped, made.call), name)
+        calls.append(replace(made, name=name))
+    for one in calls:
+        if isinstance(one.call, Leading):
+            one.call.prepare()
+    calls = join.join(calls)
     if stream:
-        calls.append(functools.partial(memory.space.switch, 0, 0))
-        nodes.append("the end")
+        calls.append(Named(functools.partial(memory.space.switch, 0, 0), "the end"))
     inputs, outputs = (tuple(tensors[i] for i in group) for group in (bucket.inputs, bucket.outputs))
-    return Bound(where, inputs, outputs, tuple(calls), tuple(nodes), tensors.addressed, tuple(updated))
+    bound, names = tuple(one.call for one in calls), tuple(one.name for one in calls)
+    return Bound(where, inputs, outputs, bound, names, tensors.addressed, tuple(updated))
 
 
-def _small(call: Callable[[], object], steps: Steps | None, node: str) -> Callable[[], object] | Small:
-    return call if steps is None else Small(call, steps, node)
-
-
-def _hand_to_last(calls: list[Callable[[], object]], made: Callable[[], object]) -> bool:
+def _hand_to_last(calls: list[Named], made: Callable[[], object]) -> bool:
     """Let the last of the calls do what the one after it would as well; gives whether it can."""
     last = len(calls) - 1
-    while last >= 0 and calls[last] is _done_before:
+    while last >= 0 and calls[last].call is _done_before:
         last -= 1
-    before = calls[last] if last >= 0 else None
+    before = calls[last].call if last >= 0 else None
     both = before.then(made) if isinstance(before, Leading) else None
     if both is not None:
-        calls[last] = both
+        calls[last] = Named(both, calls[last].name)
     return both is not None
 
 
@@ -150,10 +138,10 @@ def _priority(bucket: Bucket, stream: int) -> int:
     return bucket.priorities[stream] if bucket.priorities and stream else 0
 
 
-def _event(item: Instruction, space: GraphSpace) -> Callable[[], object] | None:
-    if item.form == Form.RECORD:
-        return functools.partial(space.record, event(item))
-    return functools.partial(space.wait, event(item)) if item.form == Form.WAIT else None
+def _event(item: Instruction, space: GraphSpace) -> Named | None:
+    if item.form not in (Form.RECORD, Form.WAIT):
+        return None
+    return Named(functools.partial(space.record if item.form == Form.RECORD else space.wait, event(item)), item.node)
 
 
 class Tensors:
@@ -180,8 +168,8 @@ class Tensors:
 
     @property
     def joins(self) -> bool:
-        """Whether small ops may be made by kernels of their own."""
-        return self._memory.joins
+        """Whether small ops are made by kernels of their own."""
+        return self._memory.joins and join.is_there()
 
     def packed(self, instruction: Instruction) -> Packed | None:
         """The weight of an instruction that reads a packed one, where the device has packed it."""
@@ -232,22 +220,6 @@ def can_be(tensor: torch.Tensor, kind: torch.dtype) -> bool:
     return not tensor.storage_offset() * tensor.element_size() % kind.itemsize and not tensor.data_ptr() % kind.itemsize
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """An instruction with its tensors: `op(*args, **kwargs)`, whose results are copied to `targets`, or which it writes
-    by itself where these are None; and the call that does it."""
-
-    op: torch._ops.OpOverload
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    targets: Sequence[torch.Tensor | None] | None
-    call: Callable[[], object]
-
-    def steps(self) -> Steps | None:
-        """The same as steps of a library, where it is a small op."""
-        return table.steps(self.op, self.args, self.kwargs, self.targets)
-
-
 def bound_call(
     instruction: Instruction,
     ops: Sequence[torch._ops.OpOverload],
@@ -256,23 +228,21 @@ def bound_call(
     lists: Mapping[int, list[int]],
     groups: Sequence[str] = (),
 ) -> Callable[[], object]:
-    """The instruction as a call without arguments: see `resolved`. It is made by the kernel that a replay has."""
-    found = resolved(instruction, ops, tensors, device, lists, groups)
-    steps = found.steps() if tensors.joins else None
-    (call,), _ = joined([_small(found.call, steps, instruction.node)], [instruction.node])
-    return call
+    """The call of `named`, by the kernel that a replay has."""
+    (found,) = join.join([named(instruction, ops, tensors, device, lists, groups)])
+    return found.call
 
 
-def resolved(
+def named(
     instruction: Instruction,
     ops: Sequence[torch._ops.OpOverload],
     tensors: Tensors,
     device: torch.device,
     lists: Mapping[int, list[int]],
     groups: Sequence[str] = (),
-) -> Resolved:
-    """The instruction with its tensors, and `lists` as its host arguments. Raises MalformedError where it does not fit
-    its op."""
+) -> Named:
+    """The instruction as a call without arguments, with `lists` as its host arguments; and what it does as steps, where
+    it may be joined with others. Raises MalformedError where it does not fit its op."""
     op = ops[instruction.op]
     args = [argument_value(arg, tensors.__getitem__, device, lists, groups) for arg in instruction.args]
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
@@ -281,22 +251,27 @@ def resolved(
     written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
     packed = tensors.packed(instruction)
+    targets: list[torch.Tensor | None] | None = None
     if instruction.form == Form.COPY:
         _refuse_other_numbers(instruction, op)
         targets = [None if number < 0 else tensors[number] for number in instruction.outs]
-        call = _into(packed, op, args, kwargs, targets, device)
-        return Resolved(
-            op, args, kwargs, targets, call or _copying(_call(packed, op, args, kwargs, instruction), targets)
-        )
     if instruction.form == Form.OUT:
         results = [None if number < 0 else tensors[number] for number in instruction.outs]
         kwargs |= out_arguments(op, written, results, instruction.node)
     if isinstance(packed, Int8Rows):
         args = [*args[:1], packed.rows, *args[2:]]  # which other kernels read as it lies
+    steps = table.steps(op, args, kwargs, targets) if tensors.joins else None
+    node = instruction.node
+    if steps is not None:
+        own = functools.partial(op, *args, **kwargs)
+        return Named(own if targets is None else _copying(own, targets), node, steps)
+    if targets is not None:
+        call = _into(packed, op, args, kwargs, targets, device)
+        return Named(call or _copying(_call(packed, op, args, kwargs, instruction), targets), node)
     call = prepared(op, args, kwargs, tensors.are_packed) if device.type == "cpu" else None
     if call is None and len(plain) < len(instruction.kwargs):
         call = _host_call(instruction, ops, args, kwargs, given, lists)
-    return Resolved(op, args, kwargs, None, call or _call(packed, op, args, kwargs, instruction))
+    return Named(call or _call(packed, op, args, kwargs, instruction), node)
 
 
 def _into(

@@ -29,7 +29,7 @@ from aotair_runtime.errors import AotairError
 from aotair_runtime.format import codec
 from aotair_runtime.format.schema import Form, Instruction, Program, Space, TensorArg
 from aotair_runtime.snapshot.file import Snapshot, write_snapshot
-from aotair_runtime.steps import joined
+from aotair_runtime.steps import join
 
 MODEL = """
 import torch
@@ -223,7 +223,7 @@ def rounding() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:Warning only once")
 def test_a_kernel_that_rounds_otherwise_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(joined, "run", lambda: None)  # else it is no kernel of torch that a replay calls
+    monkeypatch.setattr(join, "run", lambda: None)  # else it is no kernel of torch that a replay calls
     (tmp_path / "model.py").write_text(MODEL.replace("torch.tanh(self.up(x))", "torch.sigmoid(x) @ self.up.weight.t()"))
     with rounding():
         found = debug(recipe, Asked())[-1]
