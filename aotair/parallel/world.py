@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Node
 
 from aotair_runtime.devices import collectives as _collectives  # noqa: F401 (defines the ops)
@@ -17,10 +16,14 @@ from aotair_runtime.format.schema import Axis
 
 from ..errors import ModelError, UnsupportedError
 from ..graph.fake import copy_first, relay
+from ..graph.operand import operand
 
 # By the name of a group, within a world: its axis.
 _axes: contextvars.ContextVar[Mapping[str, Axis]] = contextvars.ContextVar("axes")
 _NAMESPACE = "_c10d_functional"
+_COLLECTIVES = frozenset(
+    getattr(torch.ops.air, name).default for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+)
 
 
 @contextlib.contextmanager
@@ -79,14 +82,8 @@ def in_own_words(graph: torch.fx.Graph, where: str) -> None:
 
 def _row_by_row(node: Node) -> None:
     """Let a collective take a copy of what has gaps, or lies in another order."""
-    if getattr(node.target, "namespace", "") == "air" and isinstance(read := node.args[0], Node):
-        value = read.meta["val"]
-        size, strides = 1, list[bool]()
-        for length, stride in zip(reversed(value.shape), reversed(value.stride())):
-            strides.append(statically_known_true(stride == size) or statically_known_true(length == 1))
-            size = size * length
-        if not all(strides):
-            copy_first(node)
+    if node.target in _COLLECTIVES and not operand(node).meta["val"].is_contiguous():
+        copy_first(node)
 
 
 def _axis(node: Node, where: str) -> Axis:

@@ -95,17 +95,17 @@ class Checkpoint:
 
 
 def mark(checkpoint: Checkpoint) -> str:
-    """A digest of what tensors a checkpoint holds, and of some bytes of each: another one has another, as good as
-    surely, and no more of it is read."""
-    found = hashlib.sha256()
+    """A digest of what tensors a checkpoint holds, whatever their files, and of some bytes of each: another one has
+    another, as good as surely, and no more of it is read."""
+    found = list[str]()
     for tensors in checkpoint.shards():
-        for name, tensor in sorted(tensors.items()):
-            found.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        for name, tensor in tensors.items():
             data = tensor.reshape(-1).view(torch.uint8)
-            step = max(_MARKED, len(data) // _MARKS)
-            for start in range(0, len(data), step):
-                found.update(bytes(data[start : start + _MARKED].tolist()))
-    return found.hexdigest()
+            looked = hashlib.sha256()
+            for start in range(0, len(data), max(_MARKED, len(data) // _MARKS)):
+                looked.update(bytes(data[start : start + _MARKED].tolist()))
+            found.append(f"{name} {tensor.dtype} {tuple(tensor.shape)} {looked.hexdigest()}")
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -88,7 +88,7 @@ class Board:
                 said, silent = self._read("member", max(0.0, end - time.monotonic()))
         if silent:
             raise RankError(
-                f"{_ranks(silent)} did not come to the load",
+                f"{ranks_text(silent)} did not come to the load",
                 expected=f"{self.size} ranks within {self.timeout:g} s",
                 got=f"{self.size - len(silent)}",
                 fix="start as many processes as the mesh has ranks (torchrun --nproc-per-node); all of them load the "
@@ -118,12 +118,11 @@ class Board:
         """Raises RankError, the same on every rank, where one of them has come with something else."""
         for field, what in ALIKE.items():
             values = {rank: getattr(member, field) for rank, member in self.members.items()}
-            if len(set(values.values())) > 1:
-                common = max(values.values(), key=lambda value: (list(values.values()).count(value), value))
-                odd = [rank for rank, value in values.items() if value != common]
+            common, odd = odd_ones(values)
+            if odd:
                 raise RankError(
-                    f"{_ranks(odd)} came with {what}",
-                    expected=f"{in_line(common)[:80]}, as {_ranks([r for r in values if r not in odd])}",
+                    f"{ranks_text(odd)} came with {what}",
+                    expected=f"{in_line(common)[:80]}, as {ranks_text([r for r in values if r not in odd])}",
                     got=", ".join(f"rank {rank}: {in_line(values[rank])[:80]}" for rank in odd[:4]),
                     fix=f"look at {self.members[odd[0]].place}",
                 )
@@ -137,7 +136,7 @@ class Board:
         said, silent = self._read(what, self.timeout, of=ranks)
         if silent:
             raise RankError(
-                f"{_ranks(silent)} did not go on with the load", expected=f"an answer in {self.timeout:g} s"
+                f"{ranks_text(silent)} did not go on with the load", expected=f"an answer in {self.timeout:g} s"
             )
         return said
 
@@ -171,9 +170,9 @@ class Board:
     def silent(self, ranks: Sequence[int]) -> str:
         """Of ranks that did not say anything in a turn: which of them are gone, or which did not answer."""
         if gone := self._gone():
-            return f"{_ranks(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
+            return f"{ranks_text(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
         where = ", ".join(self.members[rank].place for rank in ranks)
-        return f"{_ranks(ranks)} did not answer within {self.timeout:g} s ({where})"
+        return f"{ranks_text(ranks)} did not answer within {self.timeout:g} s ({where})"
 
     def _gone(self) -> list[int]:
         """The ranks on this host whose process has ended."""
@@ -204,6 +203,13 @@ class Board:
             pause = min(2 * pause, _POLL)
 
 
+def odd_ones(said: Mapping[int, str], preferred: str = "") -> tuple[str, list[int]]:
+    """What most ranks say, and those who say something else; of what as many say, `preferred`, or the greatest."""
+    texts = list(said.values())
+    common = max(texts, key=lambda text: (texts.count(text), text == preferred, text))
+    return common, [rank for rank, text in said.items() if text != common]
+
+
 def _is_own(text: str) -> bool:
     return bool(json.loads(text)[0])
 
@@ -219,7 +225,7 @@ def _ended(pid: int) -> bool:
         return False
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def ranks_text(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import weakref
@@ -19,7 +20,7 @@ from ..errors import AotairError, ArgumentError, ClosedError, RankError, in_line
 from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
 from ..format.schema import Axis, Program
 from .lines import Lines, Listener, connected
-from .members import Board, Member
+from .members import Board, Member, odd_ones, ranks_text
 from .words import SilentError, Words, opened, shared
 
 TIMEOUT = 300.0  # seconds
@@ -84,7 +85,6 @@ class Processes:
         self.at_end: Callable[[], None] = lambda: None
         self._timeout = timedelta(seconds=wish.timeout)
         _join(self.mesh, self._timeout)
-        _alive.add(self)
         world = wish.group or dist.group.WORLD
         assert world is not None
         members = dist.get_process_group_ranks(world)
@@ -102,6 +102,7 @@ class Processes:
     def meet(self, mine: Member) -> None:
         """Compare what each rank came with, then connect the groups. Raises RankError, on every rank."""
         self.board.meet(mine)
+        _close_at_exit(self)
         with self._named_failures():
             self._control = self._connected("calls", self._callers, "cpu", self._timeout)
             names = []
@@ -207,20 +208,18 @@ class Processes:
     def refuse_unlike(self, what: str, mark: Callable[[], str], place: str) -> None:
         """Raises RankError, the same on every rank, where what one of them has from `place` has another mark: it has
         other `what`."""
+        name = f"alike{self._turn}"
         with self.all_or_none(f"comparing {what}"):
-            text = mark()
-            self.board.tell(f"alike{self._turn}", json.dumps([text, place]))
-            heard = self.board.hear(f"alike{self._turn}", self._callers)
-        said: dict[int, list[str]] = {rank: json.loads(told) for rank, told in heard.items()}
-        texts = [one for one, _ in said.values()]
-        common = max(texts, key=lambda one: (texts.count(one), one == texts[0]))
-        odd = {rank: where for rank, (one, where) in said.items() if one != common}
+            self.board.tell(name, json.dumps([mark(), place]))
+        heard = {rank: json.loads(told) for rank, told in self.board.hear(name, self._callers).items()}
+        common, odd = odd_ones({rank: text for rank, (text, _) in heard.items()}, heard[self._callers[0]][0])
         if odd:
-            others = next(where for one, where in said.values() if one == common)
+            shown = "; ".join(f"rank {rank}: {in_line(heard[rank][1])[:200]}" for rank in odd[:_MOST_SHOWN])
+            others = next(where for text, where in heard.values() if text == common)
             raise RankError(
-                f"{', '.join(f'rank {rank}' for rank in odd)} came with other {what} than the others",
+                f"{ranks_text(odd)} came with other {what} than the others",
                 expected=f"those of {in_line(others)[:200]} on every rank",
-                got="; ".join(f"rank {rank}: {in_line(where)[:200]}" for rank, where in [*odd.items()][:_MOST_SHOWN]),
+                got=shown,
                 fix="give every rank the same files",
             )
 
@@ -327,7 +326,7 @@ def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
     count = ranks_of(mesh)
     try:
         dist.init_process_group("gloo", timeout=timeout)
-        atexit.register(_end)
+        atexit.register(_end_group)
     except ValueError as error:  # torch looks for what torchrun sets, and says what is not there
         raise RankError(
             f"the artifact is for {count} ranks together ({mesh_text(mesh)}), and this process is alone",
@@ -339,12 +338,26 @@ def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
         raise RankError(f"the ranks did not find each other: {_first_line(error)}") from error
 
 
-def _end() -> None:
-    """At the end of the process: Gloo's threads that still run then would abort it."""
-    for party in [*_alive]:
-        party.close()
+def _end_group() -> None:
+    """Let go of the process group that a load has made."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _close_at_exit(party: "Processes") -> None:
+    """Before the process group goes: Gloo's threads that still run at the end of the process would abort it."""
+    _register()
+    _alive.add(party)
+
+
+@functools.cache
+def _register() -> None:
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for party in [*_alive]:
+        party.close()
 
 
 def _check_size(mesh: Sequence[Axis], size: int) -> None:
