@@ -9,9 +9,6 @@
 #include "step.h"
 
 #define GRAIN 32768 /* numbers from which on threads share a step, as torch has it */
-#define ROW 8192    /* numbers of a row that is held at once */
-#define MOST_ROWS 16     /* of x in a product */
-#define MOST_WIDE 131072 /* numbers of these rows */
 #define TILE 1024   /* numbers that are worked on at a time */
 
 /* Some of the units that a step consists of. */
@@ -35,7 +32,7 @@ static inline int64_t tiles_of(const struct step *step) { return (step->size[ste
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe")
+#pragma GCC target("avx2,fma,f16c")
 #define LEVEL 256
 #define NAME(x) x##_avx2
 #include "level.h"
@@ -44,7 +41,7 @@ static inline int64_t tiles_of(const struct step *step) { return (step->size[ste
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,movbe,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define LEVEL 512
 #define NAME(x) x##_avx512
 #include "level.h"
@@ -60,10 +57,10 @@ __attribute__((constructor)) static void choose(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (has_avx2)
-        chosen = run_avx2, level = "AVX2";
-    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+        return;
+    chosen = run_avx2, level = "AVX2";
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         chosen = run_avx512, level = "AVX-512";
 #endif
@@ -72,7 +69,10 @@ __attribute__((constructor)) static void choose(void)
 #define PUBLIC __attribute__((visibility("default")))
 
 /* What a step looks like: who calls has to have the same. */
-PUBLIC int64_t aotair_kernels_layout(void) { return LAYOUT * 1000000 + (int64_t)sizeof(struct step) * 1000 + (int64_t)sizeof(struct operand); }
+PUBLIC int64_t aotair_kernels_layout(void)
+{
+    return LAYOUT * 1000000 + (int64_t)sizeof(struct step) * 1000 + (int64_t)sizeof(struct operand);
+}
 
 /* The instructions that are used here. */
 PUBLIC const char *aotair_kernels_level(void) { return level; }

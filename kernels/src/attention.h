@@ -2,9 +2,7 @@
    with the greatest score so far (Milakov and Gimelshein's online softmax), so that no memory is needed for scores. */
 
 #define AT_A_TIME 64 /* tokens */
-#define TOGETHER 16  /* queries that meet the same keys and values */
 #define MANY 6       /* queries for which it pays to turn the keys */
-#define WIDTH 256    /* numbers of a query, a key or a value, at the most */
 
 /* Of each query: itself times the scale, its greatest score, the sum of the powers, and the values by these. */
 struct NAME(held) {
@@ -214,7 +212,7 @@ static void NAME(attention)(const struct step *step, int64_t from, int64_t until
         held.count = rows - first < TOGETHER ? rows - first : TOGETHER;
         for (int64_t one = 0; one < held.count; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + head * query->stride[1] +
-                        (first + one) * query->stride[2], (float)step->number[0]);
+                        (first + one) * query->stride[2], (float)step->number);
         for (int64_t begin = 0; begin < tokens; begin += AT_A_TIME) {
             if (step->operands > 4)
                 seen = (struct NAME(mask)){mask->data, mask->type, item * mask->stride[0] + head * mask->stride[1] +
@@ -252,7 +250,7 @@ static void NAME(paged_attention)(const struct step *step, int64_t from, int64_t
         held.width = step->size[3], held.wide = wide, held.count = share;
         for (int64_t one = 0; one < share; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + (group * share + one) * query->stride[1],
-                        (float)step->number[0]);
+                        (float)step->number);
         for (int64_t begin = 0; begin < length; begin += some) {
             int64_t column = begin / block, within = begin % block;
             int64_t row = NAME(whole)(table, item * table->stride[0] + column * table->stride[1]) * block + within;

@@ -15,29 +15,18 @@ static inline int NAME(are_within)(const struct operand *numbers, int64_t count,
     return 1;
 }
 
-/* Operands: result (count, …), rows (limit, …) and their numbers (count,). size[0]: count; whole: limit, bytes of a row;
-   strides count bytes. */
-static int NAME(index_select)(const struct step *step)
+/* Operands: where rows go, where they come from, and numbers (count,), which are those of the rows that are read or, for
+   INDEX_COPY, written. size[0]: count; whole: how many rows there are to choose from, bytes of a row; strides of rows
+   count bytes. */
+static int NAME(choose)(const struct step *step)
 {
-    const struct operand *to = step->operand, *rows = to + 1, *numbers = to + 2;
+    const struct operand *to = step->operand, *from = to + 1, *numbers = to + 2;
     if (!NAME(are_within)(numbers, step->size[0], step->whole[0]))
         return 0;
     for (int64_t i = 0; i < step->size[0]; i++) {
         int64_t number = NAME(whole)(numbers, i * numbers->stride[0]);
-        __builtin_memcpy(to->data + i * to->stride[0], rows->data + number * rows->stride[0], step->whole[1]);
-    }
-    return 1;
-}
-
-/* Operands: what is written (limit, …), the rows' numbers (count,), and the rows (count, …). */
-static int NAME(index_copy)(const struct step *step)
-{
-    const struct operand *to = step->operand, *numbers = to + 1, *rows = to + 2;
-    if (!NAME(are_within)(numbers, step->size[0], step->whole[0]))
-        return 0;
-    for (int64_t i = 0; i < step->size[0]; i++) {
-        int64_t number = NAME(whole)(numbers, i * numbers->stride[0]);
-        __builtin_memcpy(to->data + number * to->stride[0], rows->data + i * rows->stride[0], step->whole[1]);
+        int64_t target = step->op == INDEX_COPY ? number : i, source = step->op == INDEX_COPY ? i : number;
+        __builtin_memcpy(to->data + target * to->stride[0], from->data + source * from->stride[0], step->whole[1]);
     }
     return 1;
 }

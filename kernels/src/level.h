@@ -5,6 +5,7 @@
 #include "rows.h"
 #include "chosen.h"
 #include "attention.h"
+#include "products.h"
 
 /* Make `count` units of a step, by several threads where it is `work` enough. */
 static void NAME(shared)(part_of part, const struct step *step, int64_t count, int64_t work, int threads)
@@ -30,7 +31,23 @@ static void NAME(handed_out)(part_of part, const struct step *step, int64_t coun
         part(step, unit, unit + 1);
 }
 
-#include "products.h"
+/* Let x lie as floats without gaps, once for all threads, and multiply. */
+static void NAME(multiply)(const struct step *step, int threads)
+{
+    static _Thread_local float wide[MOST_WIDE] __attribute__((aligned(64))); /* rows of whole vectors stay in line */
+    struct { struct step head; struct operand operand[4]; } own;
+    const int64_t n = step->size[0], rows = step->size[1], width = step->size[2];
+    const struct operand *x = step->operand + 1;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *found = NAME(load)(x->data, x->type, row * x->stride[0], 1, width, wide + row * width);
+        if (found != wide + row * width)
+            __builtin_memcpy(wide + row * width, found, width * sizeof(float));
+    }
+    own.head = *step;
+    for (int one = 0; one < 4; one++) own.operand[one] = step->operand[one];
+    own.operand[1].data = (char *)wide;
+    NAME(shared)(NAME(linear_int8), &own.head, n, n * rows * width / 4, threads);
+}
 
 /* Whether a step was made: not where its numbers are beyond its tensors. */
 static int NAME(make)(const struct step *step, int threads)
@@ -39,8 +56,8 @@ static int NAME(make)(const struct step *step, int threads)
     int64_t products;
     switch (step->op) {
     case WHERE: NAME(shared)(NAME(where), step, rows, all, threads); return 1;
-    case INDEX_SELECT: return NAME(index_select)(step);
-    case INDEX_COPY: return NAME(index_copy)(step);
+    case INDEX_SELECT:
+    case INDEX_COPY: return NAME(choose)(step);
     case MEAN:
     case SUM: NAME(shared)(NAME(reduced), step, rows, all, threads); return 1;
     case SOFTMAX: NAME(shared)(NAME(softmax), step, rows, all * 8, threads); return 1;

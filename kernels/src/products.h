@@ -83,21 +83,3 @@ static void NAME(linear_int8)(const struct step *step, int64_t from, int64_t unt
         }
     }
 }
-
-/* Let x lie as floats without gaps, once for all threads, and multiply. */
-static void NAME(multiply)(const struct step *step, int threads)
-{
-    static _Thread_local float wide[MOST_WIDE] __attribute__((aligned(64))); /* rows of whole vectors stay in line */
-    struct { struct step head; struct operand operand[4]; } own;
-    const int64_t n = step->size[0], rows = step->size[1], width = step->size[2];
-    const struct operand *x = step->operand + 1;
-    for (int64_t row = 0; row < rows; row++) {
-        const float *found = NAME(load)(x->data, x->type, row * x->stride[0], 1, width, wide + row * width);
-        if (found != wide + row * width)
-            __builtin_memcpy(wide + row * width, found, width * sizeof(float));
-    }
-    own.head = *step;
-    for (int one = 0; one < 4; one++) own.operand[one] = step->operand[one];
-    own.operand[1].data = (char *)wide;
-    NAME(shared)(NAME(linear_int8), &own.head, n, n * rows * width / 4, threads);
-}

@@ -1,4 +1,4 @@
-/* What is made of rows: sums, norms, softmax, and rows that are chosen by number. */
+/* What is made of rows: sums, norms, softmax; and what is chosen of two tensors. */
 
 /* A sum in double: rows whose numbers are large beside what they differ by keep their mean. */
 static inline double NAME(sum)(const float *row, int64_t count)
@@ -22,7 +22,7 @@ static inline float NAME(squares)(const float *row, int64_t count)
     return (float)sum;
 }
 
-/* Rows that are no longer than what a thread holds: `number`: the divisor of a mean, or the eps of a norm. */
+/* Operands: sums or means, in the places of their rows, and x. */
 static void NAME(reduced)(const struct step *step, int64_t from, int64_t until)
 {
     const int64_t width = step->size[step->dims - 1];
@@ -55,7 +55,7 @@ static void NAME(softmax)(const struct step *step, int64_t from, int64_t until)
     }
 }
 
-/* Operands: result, x, weight, bias; `number[0]`: eps; `whole[0]`: whether there is a bias. */
+/* Operands: result, x, weight, bias; `number`: eps; `whole[0]`: whether there is a bias. */
 static void NAME(layer_norm)(const struct step *step, int64_t from, int64_t until)
 {
     const int64_t last = step->dims - 1, width = step->size[last];
@@ -70,7 +70,7 @@ static void NAME(layer_norm)(const struct step *step, int64_t from, int64_t unti
         double mean = NAME(sum)(x, width) / (double)width;
         float most = (float)mean, rest = (float)(mean - most);
         for (int64_t i = 0; i < width; i++) held[i] = (x[i] - most) - rest;
-        float root = 1.0f / __builtin_sqrtf(NAME(squares)(held, width) / (float)width + (float)step->number[0]);
+        float root = 1.0f / __builtin_sqrtf(NAME(squares)(held, width) / (float)width + (float)step->number);
         if (bias)
             for (int64_t i = 0; i < width; i++) held[i] = held[i] * root * weight[i] + bias[i];
         else

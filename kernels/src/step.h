@@ -1,5 +1,5 @@
-/* What a step is: one small op over tensors whose addresses stay. `aotair_runtime/devices/native_step.py` fills it in,
-   and has the same numbers; LAYOUT changes with any of them. */
+/* What a step is: one small op over tensors whose addresses stay. `aotair_runtime/steps` writes it, and has the same
+   numbers (`tests/runtime/test_steps_header.py`); LAYOUT changes with any of them. */
 
 #ifndef AOTAIR_STEP_H
 #define AOTAIR_STEP_H
@@ -9,13 +9,19 @@
 #define LAYOUT 1
 #define DIMS 5
 
+/* What is not written down: who calls has to see to it. */
+#define ROW 8192         /* numbers of a row that is held at once */
+#define TOGETHER 16      /* queries that meet the same keys and values */
+#define WIDTH 256        /* numbers of a query, a key or a value, at the most */
+#define MOST_ROWS 16     /* of x in a product */
+#define MOST_WIDE 131072 /* numbers of these rows */
+
 enum type { F32, BF16, F16, BOOL, I64, I32, I8 };
 
 /* Of one number of each input, to one of the result. */
 enum op {
     COPY, NEG, ABS, SQRT, RSQRT, RECIPROCAL, SQUARE, EXP, TANH, SIGMOID, SILU, RELU, GELU_ERF, GELU_TANH,
     ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM,
-    POINTWISE_OPS,
     /* Of the same bytes, whatever they mean. */
     WHERE = 32, INDEX_SELECT, INDEX_COPY,
     /* Of rows: the last dimension. */
@@ -40,7 +46,7 @@ struct step {
     int32_t dims;
     int64_t operands;
     int64_t size[DIMS + 1];
-    double number[2];
+    double number;
     int64_t whole[2];
     struct operand operand[];
 };

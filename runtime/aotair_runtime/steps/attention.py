@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from ..devices import attention as paged
-from .written import FLOATS, TYPES, Lies, Steps, are_apart, written
+from .written import FLOATS, TOGETHER, TYPES, WIDTH, Lies, Steps, are_apart, written
 
 _ATTENTION, _PAGED_ATTENTION = 64, 65
-_TOGETHER, _WIDTH = 16, 256  # heads of a group, and numbers of a head, at the most
 _SCORES = 1 << 10  # of a head, below which torch's kernel costs more than it saves
 _PLAIN = (int, float, bool, type(None))
 _FEW = 4  # queries: of halves, torch's kernel for so few is slow over keys of any number
@@ -34,7 +33,7 @@ def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -
     fits = fits and share * groups == heads and (share == 1 or grouped)
     fits = fits and tokens * rows > 0 and (tokens * rows < _SCORES or (rows <= _FEW and query.itemsize == 2))
     alike = query.dtype in FLOATS and all(one.dtype == query.dtype for one in (keys, values, out))
-    if not fits or not alike or max(width, wide) > _WIDTH or min(width, wide) < 1:
+    if not fits or not alike or max(width, wide) > WIDTH or min(width, wide) < 1:
         return None
     read = [query, keys, values]
     if mask is not None:
@@ -63,7 +62,7 @@ def paged_attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | N
     groups, block = keys.shape[1] // width, mask.shape[3] // table.shape[1]
     share, wide = heads // groups, values.shape[1] // groups
     fits = all(one.dtype in (torch.int64, torch.int32) for one in (table, lengths)) and query.dtype in FLOATS
-    fits = fits and tokens == 1 and share <= _TOGETHER and max(width, wide) <= _WIDTH and out.numel() > 0
+    fits = fits and tokens == 1 and share <= TOGETHER and max(width, wide) <= WIDTH and out.numel() > 0
     fits = fits and query.stride(3) == keys.stride(1) == values.stride(1) == out.stride(3) == 1
     read = (query, keys, values, table, mask, lengths)
     if not fits or any(one is not None for one in scales) or not are_apart(out, read):

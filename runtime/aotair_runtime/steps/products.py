@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..devices import int8_rows
-from .written import FLOATS, TYPES, Lies, Steps, are_apart, written
+from .written import FLOATS, MOST_ROWS, MOST_WIDE, TYPES, Lies, Steps, are_apart, written
 
 _LINEAR_INT8 = 80
-_MOST_WIDE = 131072  # numbers of the rows that are multiplied, at the most
 
 
 def linear_int8(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | None:
@@ -18,7 +17,7 @@ def linear_int8(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | None:
         return None  # the op says what does not fit
     x, weight, scale = args
     (rows, width), n = x.shape, len(weight)
-    fits = 0 < rows <= int8_rows.MOST_ROWS and rows * width <= _MOST_WIDE and n > 0 and width > 0
+    fits = 0 < rows <= MOST_ROWS and rows * width <= MOST_WIDE and n > 0 and width > 0
     fits = fits and x.dtype in FLOATS and x.stride(1) == weight.stride(1) == out.stride(1) == 1
     if not fits or not are_apart(out, args):
         return None

@@ -36,17 +36,13 @@ def _are_rows(whole: Tensor, numbers: Tensor, some: Tensor) -> bool:
 
 def _chosen(op: int, whole: Tensor, numbers: Tensor, some: Tensor) -> Steps | None:
     """Rows by their numbers, from one place to the other."""
-    target = some if op == _INDEX_SELECT else whole
+    target, source = (some, whole) if op == _INDEX_SELECT else (whole, some)
     if meet(target, numbers):
         return None
-    rows, these = (
-        Lies(whole.data_ptr(), (whole.stride(0) * whole.itemsize,), 0),
-        Lies(some.data_ptr(), (some.stride(0) * some.itemsize,), 0),
-    )
+    rows = [Lies(one.data_ptr(), (one.stride(0) * one.itemsize,), 0) for one in (target, source)]
     by = Lies(numbers.data_ptr(), numbers.stride(), TYPES[numbers.dtype])
-    places = (these, rows, by) if op == _INDEX_SELECT else (rows, by, these)
     nbytes = some[0].numel() * some.itemsize
-    return Steps(written(op, 1, (len(numbers),), places, 0.0, (len(whole), nbytes)), 1)
+    return Steps(written(op, 1, (len(numbers),), [*rows, by], 0.0, (len(whole), nbytes)), 1)
 
 
 def reduced(name: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -> Steps | None:

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from ..devices.results import meet
 
-DIMS, ROW = 5, 8192  # dimensions of a step; numbers of a row that a thread holds
+DIMS = 5
+# What the kernels take for granted: numbers of a row; queries that meet the same keys, and numbers of each; rows of a
+# product, and their numbers.
+ROW, TOGETHER, WIDTH, MOST_ROWS, MOST_WIDE = 8192, 16, 256, 16, 131072
 MOST = 1 << 16  # numbers of a result: with more, the call itself is what takes time
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TYPES = {dtype: number for number, dtype in enumerate((*FLOATS, torch.bool, torch.int64, torch.int32, torch.int8))}
-HEAD, OPERAND = struct.Struct(f"<iiq{DIMS + 1}q2d2q"), struct.Struct(f"<q{DIMS}qq")
+HEAD, OPERAND = struct.Struct(f"<iiq{DIMS + 1}qd2q"), struct.Struct(f"<q{DIMS}qq")
 LAYOUT = 1_000_000 + HEAD.size * 1000 + OPERAND.size  # its number, and the bytes of a step and of an operand
 
 
@@ -84,7 +87,7 @@ def written(
     number: float,
     whole: tuple[int, int],
 ) -> bytes:
-    head = HEAD.pack(op, dims, len(operands), *_padded(sizes, DIMS + 1), number, 0.0, *whole)
+    head = HEAD.pack(op, dims, len(operands), *_padded(sizes, DIMS + 1), number, *whole)
     return head + b"".join(OPERAND.pack(one.address, *_padded(one.strides, DIMS), one.kind) for one in operands)
 
 
