@@ -64,7 +64,16 @@ def artifact(recipe: str, rebuild: bool) -> Path:
 
 def fresh(module: str, *arguments: object) -> dict:
     """What `python -m MODULE ARGUMENTS` printed last, as JSON, in a process of its own."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return _last_line([sys.executable, "-m", module, *map(str, arguments)])
+
+
+def fresh_call(module: str, function: str, *arguments: object) -> dict:
+    """What a function of a module gives, in a process of its own."""
+    code = f"import json, {module} as it; print(json.dumps(it.{function}(*{arguments!r})))"
+    return _last_line([sys.executable, "-c", code])
+
+
+def _last_line(command: Sequence[str]) -> dict:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:

@@ -4,6 +4,7 @@ What `aotair_runtime/steps` takes (`MOST` numbers, attentions that are small) re
 artifacts: by default SmolLM2's (`make chat`) and the sentence encoder's. Medians of blocks that take turns.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from aotair_runtime.steps import table as steps
 from aotair_runtime.steps.join import Joined, Named
 
 from .common import Row, artifact, options, report
+from .five_shapes import SHAPES
 from .runtimes import medians
 
 ROWS, WIDTH = (1, 16, 64), 768
@@ -119,17 +121,17 @@ def _replays(path: Path, blocks: int) -> Iterator[Row]:
         with mock.patch.object(join, "run", lambda: None):
             plain = aotair.load(path)
         for name, call in _calls(ours).items():
-            found = medians({"joined": lambda: call(ours), "torch": lambda: call(plain)}, blocks)  # noqa: B023
-            text = f"{1e3 * found['torch']:.2f} ms"
+            both = {"joined": functools.partial(call, ours), "torch": functools.partial(call, plain)}
+            found = medians(both, blocks)
+            text = f"{1e3 * found['joined']:.2f} beside {1e3 * found['torch']:.2f} ms"
             yield Row(f"{path.stem}, {name}: / without", 1.0, found["joined"] / found["torch"], "x", text)
         plain.close()
 
 
 def _calls(model: aotair.Model) -> dict[str, Callable[[aotair.Model], object]]:
     if not hasattr(model, "decode"):
-        sizes = ((1, 16), (1, 128), (8, 128))
-        given = [(torch.randint(1000, size), torch.ones(size, dtype=torch.int64)) for size in sizes]
-        return {f"{size[0]} x {size[1]}": lambda of, args=args: of(*args) for size, args in zip(sizes, given)}
+        given = [(torch.randint(1000, size), torch.ones(size, dtype=torch.int64)) for size in SHAPES]
+        return {f"{size[0]} x {size[1]}": lambda of, args=args: of(*args) for size, args in zip(SHAPES, given)}
     steps_of = {batch: (torch.full((batch,), 7), torch.full((batch,), 64), torch.arange(batch)) for batch in (1, 8)}
     return {f"decode, batch {batch}": lambda of, args=args: of.decode(*args) for batch, args in steps_of.items()}
 

