@@ -182,8 +182,7 @@ class _Emitter:
 
     def _calls(self, node: Node, kernel: Kernel) -> Iterator[Instruction]:
         """The call of an op with the node's own arguments, or some calls on slices of them."""
-        packed = kernel.packed
-        args = tuple(self._packed(arg) if n == packed else self._arg(arg) for n, arg in enumerate(node.args))
+        args = tuple(self._packed(arg) if n in kernel.packed else self._arg(arg) for n, arg in enumerate(node.args))
         kwargs = {name: self._arg(value) for name, value in node.kwargs.items()}
         if kernel.way is Way.EFFECT:
             yield self._make(kernel.op, Form.EFFECT, args, kwargs, (), node)

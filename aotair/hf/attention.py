@@ -15,7 +15,8 @@ from aotair_runtime.devices import attention, latent_attention
 
 from .caches import AttentionLayer, Call, Rows
 from .instead import instead
-from .latent import AttendLatents, Expansions, absorbed, attend_gathered
+from .latent import AttendLatents, Expansions, absorbed, attend_gathered, values_of
+from .latent_prolog import made_at_once
 
 # (query, key, mask, layer, scale) to (batch, heads, tokens, width), or None where it does not serve the layer.
 _Attend = Callable[[Tensor, Tensor, Tensor, AttentionLayer, float], Tensor | None]
@@ -24,10 +25,12 @@ _LATENT_ON_NPU = (512, 64)  # the only widths of latents and of rotated keys tha
 
 @dataclass(frozen=True)
 class Reading:
-    """What attends to keys and values of a cache, and what to latents."""
+    """What attends to keys and values of a cache, and what to latents; `at_once`: whether queries of latent attention
+    and what it keeps may be made by one op."""
 
     heads: _Attend
     latents: AttendLatents
+    at_once: bool = False
 
 
 def in_place(call: Call) -> Reading:
@@ -46,10 +49,10 @@ def in_place(call: Call) -> Reading:
     return Reading(heads, latents)
 
 
-def over_blocks(call: Call, lengths: Sequence[int]) -> Reading:
+def over_blocks(call: Call, lengths: Sequence[int], nz: bool) -> Reading:
     """`npu_fused_infer_attention_score`, for calls of one token for each sequence; `lengths` are how many tokens each
     has with this one, on the host. What only a mask says (a sliding window) is said by one. It reads no whole
-    numbers."""
+    numbers. `nz`: kernels may read weights in that format."""
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, groups: int, scale: float, **more: Any) -> Tensor:
         result: Tensor = torch.ops.npu.npu_fused_infer_attention_score(
@@ -82,7 +85,7 @@ def over_blocks(call: Call, lengths: Sequence[int]) -> Reading:
         turned = ropes.view(-1, call.block, ropes.shape[1])
         return attend(query.contiguous(), rows, rows, 1, scale, query_rope=rope.contiguous(), key_rope=turned)
 
-    return Reading(heads, latents)
+    return Reading(heads, latents, at_once=nz)
 
 
 def gathered() -> Reading:
@@ -116,5 +119,9 @@ def reading(model: nn.Module, rows: Rows, call: Call, by: Reading) -> Iterator[N
         answer: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, *args, **kwargs)
         return answer
 
-    with expansions.noted(model), instead(ALL_ATTENTION_FUNCTIONS, {"sdpa": forward}):
+    def attend_to_latents(module: Any, query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer) -> Tensor:
+        return values_of(module, by.latents(query, rope, mask, layer, module.scaling))
+
+    at_once = made_at_once(model, rows, call, attend_to_latents) if by.at_once else contextlib.nullcontext()
+    with expansions.noted(model), at_once, instead(ALL_ATTENTION_FUNCTIONS, {"sdpa": forward}):
         yield

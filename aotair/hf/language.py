@@ -24,16 +24,17 @@ _TRIED = 64  # random tokens
 
 class Decoder(nn.Module):
     """`blocks` of `block` tokens each, and one more that padding points to (number `blocks`); a sequence has `columns`
-    of them. `in_place`: attention reads the cache where it lies, by ops of the CPU (`air::paged_attention`).
+    of them. `in_place`: attention reads the cache where it lies, by ops of the CPU (`air::paged_attention`); `nz`:
+    kernels of NPUs may read weights in that format.
 
     What the model's layers keep are buffers: state that all methods share. Each method gives logits (batch, …,
     vocabulary), or the likeliest tokens with `greedy`.
     """
 
-    def __init__(self, model: Any, blocks: int, block: int, columns: int, greedy: bool, in_place: bool):
+    def __init__(self, model: Any, blocks: int, block: int, columns: int, greedy: bool, in_place: bool, nz: bool):
         super().__init__()
         self.model, self.blocks, self.block, self.columns = model, blocks, block, columns
-        self.greedy, self._in_place = greedy, in_place
+        self.greedy, self._in_place, self._nz = greedy, in_place, nz
         settle(model, self.length)
         self._kept = keep(self, model, torch.zeros(1, 2, dtype=torch.int64), blocks + 1, block)
         self._takes = frozenset(inspect.signature(model.forward).parameters)
@@ -187,7 +188,7 @@ class Decoder(nn.Module):
 
     def _by(self, call: Call, lengths: Sequence[int] | None) -> Reading:
         if lengths is not None:
-            return over_blocks(call, lengths)
+            return over_blocks(call, lengths, self._nz)
         return in_place(call) if self._in_place else gathered()
 
 
@@ -196,7 +197,7 @@ class LanguageModel(Decoder):
     `slots`)."""
 
     def __init__(self, model: Any, slots: int, length: int, greedy: bool = False, in_place: bool = False):
-        super().__init__(model, slots, length, 1, greedy, in_place)
+        super().__init__(model, slots, length, 1, greedy, in_place, nz=False)
 
     def places(self, count: int) -> Tensor:
         return torch.arange(count).flip(0)
@@ -225,8 +226,17 @@ class PagedLanguageModel(Decoder):
     """`blocks` of `block` tokens, any of which may belong to any sequence: each call says which, in order, up to
     `length` tokens. Padding points to block number `blocks`."""
 
-    def __init__(self, model: Any, blocks: int, block: int, length: int, greedy: bool = False, in_place: bool = False):
-        super().__init__(model, blocks, block, length // block, greedy, in_place)
+    def __init__(
+        self,
+        model: Any,
+        blocks: int,
+        block: int,
+        length: int,
+        greedy: bool = False,
+        in_place: bool = False,
+        nz: bool = False,
+    ):
+        super().__init__(model, blocks, block, length // block, greedy, in_place, nz)
         if self.recurrent:
             raise UnsupportedError(
                 "the model has recurrent layers, which keep one state for a sequence and no blocks",

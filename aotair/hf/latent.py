@@ -81,10 +81,17 @@ def absorbed(
     matrices = module.kv_b_proj.weight.view(heads, plain + values, rank)
     own = query[..., :plain].transpose(0, 1).reshape(heads, batch * tokens, plain)
     asked = torch.bmm(own, matrices[:, :plain]).view(heads, batch, tokens, rank).transpose(0, 1)
-    latents = attend(asked, query[..., plain:], mask, layer, scale)
+    return values_of(module, attend(asked, query[..., plain:], mask, layer, scale))
+
+
+def values_of(module: Any, latents: Tensor) -> Tensor:
+    """The values (batch, heads, tokens, width of values) that sums of latents (batch, heads, tokens, rank) stand
+    for."""
+    batch, heads, tokens, rank = latents.shape
+    matrices = module.kv_b_proj.weight.view(heads, -1, rank)[:, -module.v_head_dim :]
     summed = latents.transpose(0, 1).reshape(heads, batch * tokens, rank)
-    made = torch.bmm(summed, matrices[:, plain:].transpose(1, 2))
-    return made.view(heads, batch, tokens, values).transpose(0, 1)
+    made = torch.bmm(summed, matrices.transpose(1, 2))
+    return made.view(heads, batch, tokens, module.v_head_dim).transpose(0, 1)
 
 
 def attend_gathered(query: Tensor, rope: Tensor, mask: Tensor, layer: AttentionLayer, scale: float) -> Tensor:

@@ -51,7 +51,7 @@ def make(source: Source, dtype: torch.dtype, target: Target, options: Mapping[st
     model = load(source, transformers.AutoModelForCausalLM, dtype, target, where)
     experts.serve(model)
     try:
-        made = _over_rows(model, sizes, bool(options["greedy"]), in_place=target.kind == "cpu")
+        made = _over_rows(model, sizes, bool(options["greedy"]), target)
         refuse_disagreement(made, where, sizes.host_lengths(target.kind, dtype))
     except AotairError:
         raise
@@ -65,9 +65,10 @@ def make(source: Source, dtype: torch.dtype, target: Target, options: Mapping[st
     return made
 
 
-def _over_rows(model: Any, sizes: "_Sizes", greedy: bool, in_place: bool) -> Decoder:
+def _over_rows(model: Any, sizes: "_Sizes", greedy: bool, target: Target) -> Decoder:
+    in_place = target.kind == "cpu"
     if sizes.paged:
-        return PagedLanguageModel(model, sizes.blocks, sizes.block, sizes.length, greedy, in_place).eval()
+        return PagedLanguageModel(model, sizes.blocks, sizes.block, sizes.length, greedy, in_place, target.nz).eval()
     return LanguageModel(model, sizes.slots, sizes.length, greedy, in_place).eval()
 
 

@@ -14,7 +14,7 @@ from torch.fx.node import Node
 
 from ..errors import UnsupportedError
 from ..graph.fake import storage_of, tensors_of
-from ..graph.packed import packed_place
+from ..graph.packed import packed_places
 from ..graph.user_line import source
 from ..ops.host import vendor
 from ..target.out_variants import out_variant
@@ -43,14 +43,14 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The overload to call, and how; for LISTS, also the op that makes the call's workspace. `packed` is the number of
-    the argument that is read as the node packs it; `is_made_afresh`: its result then is, and is copied to its place,
-    though the op could write there."""
+    """The overload to call, and how; for LISTS, also the op that makes the call's workspace. `packed` are the
+    arguments, by number, that are read as the node packs them; `is_made_afresh`: its result then is, and is copied to
+    its place, though the op could write there."""
 
     op: OpOverload
     way: Way
     workspace: OpOverload | None = None
-    packed: int | None = None
+    packed: tuple[int, ...] = ()
     is_made_afresh: bool = False
 
     @property
@@ -89,7 +89,7 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
     if target.takes_host_arguments and (stand_in := vendor(op)) is not None:
         return Kernel(stand_in.out, Way.LISTS, stand_in.workspace)
     if (packed := packed_op(target, op, node.args)) is not None:
-        return Kernel(packed, Way.FRESH, packed=1)
+        return Kernel(packed, Way.FRESH, packed=(1,))
     out = out_variant(op, target)
     if out is None and not target.runs(op):
         raise UnsupportedError(
@@ -98,11 +98,11 @@ def _kernel(node: Node, op: OpOverload, target: Target) -> Kernel:
         )
     if op._schema.is_mutable:
         returns_more = any(result.alias_info is None for result in op._schema.returns)
-        return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT)
+        return Kernel(op, Way.EFFECT_AND_COPY if returns_more else Way.EFFECT, packed=packed_places(node))
     if out is not None and (place := packed_product(target, op, node.args)) is not None and not node.kwargs:
-        return Kernel(out, Way.OUT, packed=place, is_made_afresh=True)
+        return Kernel(out, Way.OUT, packed=(place,), is_made_afresh=True)
     if out is not None:
-        return Kernel(out, Way.OUT, packed=packed_place(node))
+        return Kernel(out, Way.OUT, packed=packed_places(node))
     if target.sliced_calls and slices.sliced_arguments(node) and len(slices.slice_bounds(node)) > 1:
         return Kernel(op, Way.SLICES)
-    return Kernel(op, Way.FRESH, packed=packed_place(node))
+    return Kernel(op, Way.FRESH, packed=packed_places(node))

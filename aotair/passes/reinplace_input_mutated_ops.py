@@ -4,6 +4,8 @@ Export leaves `new = op(cache, …)` and, at the end, `copy_(cache, new)`. Where
 it becomes `op_(cache, …)`, and the copy of the tensor onto itself is removed. Chains of such ops go as a whole.
 """
 
+import operator
+
 import torch
 from torch.fx.node import Node
 
@@ -87,10 +89,11 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form: InplaceCall, edits: E
     news, kept = results(node), len(node.meta["val"]) - len(mutated)
     copies: list[Node] = []
     for number, position in enumerate(mutated):
-        target = operand(node, position)
-        parts = news.get(kept + number, [])
+        given = operand(node, position)
+        target = _reshaped(given)
+        parts = {same for part in news.get(kept + number, []) for same in _same_memory(part)}
         back = [user for part in parts for user in part.users if user.target is _aten.copy_.default]
-        back = [copy for copy in back if copy.args[0] is target and copy.args[1] in parts]
+        back = [copy for copy in back if copy.args[0] is target and _is_whole(copy.args[1], node, given)]
         why = _why_not_given_back(node, target, parts, back)
         if why:
             edits.declined(node, f"reinplace failed: {why}")
@@ -103,7 +106,26 @@ def _multi_output(graph: torch.fx.Graph, node: Node, form: InplaceCall, edits: E
         to_inplace(graph, node, overload, mutated)
 
 
-def _why_not_given_back(node: Node, target: Node, parts: list[Node], back: list[Node]) -> str:
+def _reshaped(node: Node) -> Node:
+    """What a node is another shape of; itself where it is none."""
+    while _restates(node):
+        node = operand(node)
+    return node
+
+
+def _is_whole(value: object, made_by: Node, given: Node) -> bool:
+    """Whether a value is what `made_by` makes of `given`, in the shape of the input that this is another shape of: in
+    the same memory, each number would lie in the same place."""
+    if not isinstance(value, Node):
+        return False
+    source, target = _reshaped(value), _reshaped(given)
+    if source.target is not operator.getitem or source.args[0] is not made_by:
+        return False
+    pairs = ((source, given), (value, target))
+    return all(same_layout(one.meta["val"], other.meta["val"]) for one, other in pairs)
+
+
+def _why_not_given_back(node: Node, target: Node, parts: set[Node], back: list[Node]) -> str:
     if target.op != "placeholder" or len(back) != 1:
         return f"its new value of {target.name} is not copied back into an input"
     memory, order = _same_memory(target), {n: number for number, n in enumerate(node.graph.nodes)}

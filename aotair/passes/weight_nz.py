@@ -29,12 +29,15 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
 def _mark(node: Node, name: str, edits: Edits) -> None:
     if name in WITHOUT and _weights(node, WITHOUT[name][0]):
         edits.declined(node, WITHOUT[name][1])
-    elif name in KERNELS and (weights := _weights(node, KERNELS[name].place)):
+    elif name in KERNELS:
         kernel = KERNELS[name]
-        if why := _why_not(node, weights, kernel):
+        weights = [_weights(node, place) for place in kernel.places]
+        if not any(weights):
+            return
+        if why := next(filter(None, (_why_not(node, one, kernel) for one in weights)), ""):
             edits.declined(node, why)
         elif edits.may(node, f"its weight is read in NZ ({kernel.name})"):
-            mark_packed(node, kernel.place)
+            mark_packed(node, kernel.places)
 
 
 def _weights(node: Node, place: int) -> list[Node]:
@@ -53,6 +56,8 @@ def _stored(view: Node) -> torch.Tensor | None:
 
 def _why_not(node: Node, weights: list[Node], kernel: NzKernel) -> str:
     """Why the kernel does not take the weight in NZ; empty where it does."""
+    if not weights:
+        return f"{kernel.name} takes all its weights in NZ, and calls bring one of them"
     if len(weights) > 1:
         return "it has a list of several weights"
     value: torch.Tensor = weights[0].meta["val"]

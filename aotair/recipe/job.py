@@ -66,7 +66,9 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     if config is not None:
         recipe = recipe.model_copy(update={"config": config})
     entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
-    target = Target(recipe.target.device, recipe.target.pack_weights, recipe.target.allowed)
+    asked, own = recipe.target, recipe.config.experimental_config
+    reads_nz = asked.device == "npu" and asked.pack_weights and own.weight_nz
+    target = Target(asked.device, asked.pack_weights, reads_nz, asked.allowed)
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.

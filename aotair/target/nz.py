@@ -14,14 +14,14 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class NzKernel:
-    """`name`: CANN's. `place` is the weight's among the op's arguments, `listed` whether a list of it stands there.
-    The weight has one of `dtypes` and `dims` dimensions; `turned`: it may be a transposed view of what is stored.
+    """`name`: CANN's. `places` are the weights' among the op's arguments, `listed` whether a list of one stands there.
+    A weight has one of `dtypes` and `dims` dimensions; `turned`: it may be a transposed view of what is stored.
     `most`: the largest last dimension; `whole_blocks`: rows and columns are multiples of a block's. `bias`: the
     dtype of a bias, by that of the weight; `results`: the dtypes of results, where not all that the op has; `without`:
     arguments of the op that the kernel takes beside no weight of these dtypes."""
 
     name: str
-    place: int
+    places: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     dims: int = 2
     listed: bool = False
@@ -35,7 +35,7 @@ class NzKernel:
 
 _GROUPED = NzKernel(
     "aclnnGroupedMatmulWeightNz",
-    place=1,
+    places=(1,),
     dtypes=(*_HALVES, torch.int8),
     dims=3,
     listed=True,
@@ -44,12 +44,15 @@ _GROUPED = NzKernel(
     results=_HALVES,
     without=("antiquant_scale",),
 )
+_PROLOG = NzKernel("aclnnMlaPrologV3WeightNz", places=(1, 2, 4), dtypes=(torch.bfloat16,))
 KERNELS: Mapping[str, NzKernel] = {
-    "aten::mm": NzKernel("aclnnMatmulWeightNz", place=1, dtypes=_HALVES, turned=True),
-    "aten::addmm": NzKernel("aclnnAddmmWeightNz", place=2, dtypes=_HALVES, turned=True),
-    "npu::npu_quant_matmul": NzKernel("aclnnQuantMatmulWeightNz", place=1, dtypes=(torch.int8,), most=65535),
+    "aten::mm": NzKernel("aclnnMatmulWeightNz", places=(1,), dtypes=_HALVES, turned=True),
+    "aten::addmm": NzKernel("aclnnAddmmWeightNz", places=(2,), dtypes=_HALVES, turned=True),
+    "npu::npu_quant_matmul": NzKernel("aclnnQuantMatmulWeightNz", places=(1,), dtypes=(torch.int8,), most=65535),
     "npu::npu_grouped_matmul": _GROUPED,
     "npu::npu_grouped_matmul.List": _GROUPED,
+    "npu::npu_mla_prolog_v3": _PROLOG,
+    "npu::npu_mla_prolog_v3_functional": _PROLOG,
 }
 # Products that have no such kernel: the weight's place among their arguments, and why.
 WITHOUT: Mapping[str, tuple[int, str]] = {

@@ -16,10 +16,12 @@ _LEAST_PACKED = 1 << 15  # numbers of a weight: below, a call costs more than it
 @dataclass(frozen=True)
 class Target:
     """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine.
-    `packs`: whether nodes may keep weights in a form of their own. `allowed`: what loads let programs call."""
+    `packs`: whether nodes may keep weights in a form of their own; `nz`: that of NPUs, in which their kernels are to
+    read weights. `allowed`: what loads let programs call."""
 
     kind: str
     packs: bool = True
+    nz: bool = False
     allowed: Allowed = field(default_factory=Allowed)
 
     def names(self, op: torch._ops.OpOverload) -> bool:

@@ -12,6 +12,8 @@ from marks import long
 import aotair
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
+from aotair.hf import latent_prolog
+from aotair.recipe.job import job_of
 from aotair.recipe.read import completed, parse_recipe
 from aotair_runtime.artifact.open import read_program
 
@@ -93,6 +95,84 @@ def test_latents_are_read_in_their_blocks(tmp_path: Path):
             names = [served.program.ops[call.op].name for call in calls]
             assert sum(name.startswith(ATTENTION) for name in names) == model.config.num_hidden_layers
             assert not any("softmax" in name for name in names)
+
+
+def prologs(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> tf.PretrainedConfig:
+    """Latent attention whose queries and rows one op makes, whose widths are smaller here than on a device."""
+    sizes = {"hidden_size": 64, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 16, "qk_rope_head_dim": 64}
+    monkeypatch.setattr(latent_prolog, "_WIDTHS", {n: size for n, size in sizes.items() if n != "hidden_size"})
+    monkeypatch.setattr(latent_prolog, "_HIDDEN", (sizes["hidden_size"],))
+    return tf.DeepseekV3Config(**latent().to_diff_dict() | sizes | {"model_type": "deepseek_v3"} | changed)
+
+
+def decoding(folder: Path, weight_nz: bool) -> dict[str, Any]:
+    found = recipe(folder, "bfloat16") | {"config": {"experimental_config": {"weight_nz": weight_nz}}}
+    found["entry_points"] = {
+        "prefill": {"buckets": {"batch": [2], "seq": [16]}},
+        "decode": {"buckets": {"batch": [3]}},
+    }
+    return found
+
+
+def tokens_by_rows(served: aotair.Model, rows: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The logits of some tokens after each prompt, in rows of a call of three, and what the states then hold."""
+    table = torch.tensor([[3, 1, 16, 16], [0, 2, 16, 16]])
+    ids, mask = (torch.zeros(2, 9, dtype=torch.int64) for _ in range(2))
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
+    made = [served.prefill(ids, mask, table).float()]
+    places, lengths = torch.full((3, 4), 16), torch.ones(3, dtype=torch.int64)
+    places[rows], lengths[rows] = table, torch.tensor([len(prompt) for prompt in PROMPTS]) + 1
+    for token in (7, 8, 9):
+        real = lengths > 1
+        logits = served.decode(torch.full((3,), token), (lengths - 1) * real, places, lengths.tolist())
+        made.append(logits[rows].float())
+        lengths = torch.where(real, lengths + 1, lengths)
+    return made, [state.clone() for state in served.state.values()]
+
+
+def test_one_op_makes_queries_and_rows_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = prologs(monkeypatch)
+    checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(config).to(torch.bfloat16))
+    found = {}
+    for name, nz in (("at once", True), ("apart", False)):
+        path = aotair.build(decoding(tmp_path / "w", nz), tmp_path / f"{name}.aotair")
+        calls = lifted(path)
+        assert calls.get("npu::npu_mla_prolog_v3", 0) == (config.num_hidden_layers if nz else 0)
+        assert "npu::npu_mla_prolog_v3_functional" not in calls and calls[ATTENTION + ".out"]
+        for rows in ([0, 1], [2, 1]):  # what pads a call comes last, or first
+            with aotair.load(path, device="cpu", enable_output_clone=True) as served:
+                found[name, rows[0]] = tokens_by_rows(served, rows)
+    for rows in (0, 2):
+        (logits, states), (want, rows_apart) = found["at once", rows], found["apart", rows]
+        largest = max(float(one.abs().max()) for one in want)
+        for one, other in zip(logits, want, strict=True):
+            assert (one - other).abs().max() < 0.05 * largest
+        for one, other in zip(states, rows_apart, strict=True):
+            torch.testing.assert_close(one.float(), other.float(), atol=0.1, rtol=0.05)
+            assert not one[16 * 16 :].any(), "what pads a call writes nothing"
+    assert all(map(torch.equal, found["at once", 0][1], found["at once", 2][1]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"hidden_size": 96}, "hidden_size is 96, not 64"),
+        ({"q_lora_rank": None}, "q_lora_rank is None, not 32"),
+        ({"attention_bias": True}, "its products have biases"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "it has 3 heads"),
+        ({"rope_interleave": False}, "it rotates halves"),
+    ],
+)
+def test_layers_that_its_kernel_does_not_take(
+    changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+):
+    config = prologs(monkeypatch, **changed)
+    checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(config).to(torch.bfloat16))
+    with caplog.at_level("INFO", logger="aotair"):
+        source = completed(parse_recipe(decoding(tmp_path / "w", True)))
+        job_of(source).factory(**source.model.kwargs)
+    assert f"npu_mla_prolog_v3 is not called by layer 0: {why}" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -389,6 +389,108 @@ def test_groups_of_rows_read_experts_in_nz(node, tmp_path: Path):
         torch.testing.assert_close(model(x.npu(), ends.npu()).cpu(), want.detach(), atol=1e-2, rtol=1e-2)
 
 
+# ---- an op that reads three, and in no other form ------------------------------------------------------------------
+
+
+class Prolog(torch.nn.Module):
+    """What multi-head latent attention does before it attends, into caches of two blocks of 16 tokens."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        with torch.device("cpu"):
+            torch.manual_seed(seed)
+            shapes = {
+                "down": (64, 32),
+                "up": (32, 96),
+                "key": (2, 16, 48),
+                "latents": (64, 80),
+                "one": (32,),
+                "two": (48,),
+            }
+            for name, shape in shapes.items():
+                self.register_parameter(name, torch.nn.Parameter((torch.randn(shape) / 8).bfloat16()))
+            self.register_buffer("rows", torch.zeros(2, 16, 1, 48, dtype=torch.bfloat16), persistent=False)
+            self.register_buffer("turned", torch.zeros(2, 16, 1, 32, dtype=torch.bfloat16), persistent=False)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        cos, sin = (torch.full((x.shape[0], 32), value, dtype=x.dtype, device=x.device) for value in (0.8, 0.6))
+        weights = (self.down, self.up, self.key, self.latents, self.one, self.two)
+        query, rope, _, _, _, rows, turned = torch.ops.npu.npu_mla_prolog_v3_functional(
+            x, *weights, sin, cos, self.rows, self.turned, cache_index=index
+        )
+        self.rows.copy_(rows)
+        self.turned.copy_(turned)
+        return torch.cat([query.flatten(1), rope.flatten(1), self.rows.flatten(0, 1).sum((0, 1)).expand(len(x), -1)], 1)
+
+
+def prolog(path: Path, seed: int = 0, weight_nz: bool = True) -> Path:
+    inputs = {
+        "x": {"shape": [4, 64], "dtype": "bfloat16"},
+        "index": {"shape": [4], "dtype": "int64", "range": [0, 32], "distinct": True},
+    }
+    parts = {"verify": VERIFY, "target": {"device": "npu"}, "config": config(weight_nz)}
+    with torch.device("cpu"):
+        return aotair.build(model=Prolog(seed), out=path, inputs=inputs, **parts)
+
+
+def prolog_answers(model) -> list[torch.Tensor]:
+    with torch.device("cpu"):
+        x, index = torch.linspace(-1, 1, 256).view(4, 64).bfloat16(), torch.tensor([9, 3, 0, 31])
+    found = model(x.to(model.device), index.to(model.device)).cpu().clone()
+    return [found, *(tensor.cpu().clone() for tensor in model.state.values())]
+
+
+def test_an_op_reads_three_weights_in_nz_and_no_other_form(node, tmp_path: Path):
+    path = prolog(tmp_path / "m.aotair")
+    program = program_of(path)
+    assert [op for _, op in packed_constants(program)] == ["npu::npu_mla_prolog_v3"] * 3
+    with aotair.load(path, device="cpu") as model:
+        want = prolog_answers(model)
+        assert not model._resident.packed
+    for options in ({}, {"pack_weights": False}):  # without them there is no kernel
+        with aotair.load(path, device="npu", **options) as model:
+            assert len(model._resident.by_number) == 3 and promised(model) == (64 * 32 + 32 * 96 + 64 * 80) * 2
+            for got, expected in zip(prolog_answers(model), want, strict=True):
+                torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
+            assert all(tensor.any() for tensor in want)
+
+
+def test_other_weights_of_such_an_op_are_those_of_a_fresh_build(node, tmp_path: Path):
+    safetensors.torch.save_model(Prolog(1), str(tmp_path / "w.safetensors"))
+    with (
+        aotair.load(prolog(tmp_path / "m.aotair"), device="npu") as model,
+        aotair.load(prolog(tmp_path / "other.aotair", 1), device="npu") as fresh,
+    ):
+        first, places, captures = prolog_answers(model), addresses(model), model.stats().captures
+        model.load_weights(tmp_path / "w.safetensors")
+        got = prolog_answers(model)
+        assert same(got, prolog_answers(fresh)) and not same(got, first)
+        assert addresses(model) == places and model.stats().captures == captures
+
+
+def test_such_an_op_refuses_weights_as_they_lie(node, tmp_path: Path):
+    path = prolog(tmp_path / "m.aotair", weight_nz=False)
+    with pytest.raises(CaptureError, match="its weights in FRACTAL_NZ alone"):
+        aotair.load(path, device="npu")
+
+
+@pytest.mark.parametrize("place", [1, 2, 4])
+def test_a_program_that_packs_some_of_them_alone_is_refused(tmp_path: Path, place: int):
+    program = program_of(prolog(tmp_path / "m.aotair"))
+    bucket = program.entry_points[0].buckets[0]
+    code = next(n for n in bucket.code if len(program.instructions[n].args) == 11)
+    item = program.instructions[code]
+    plain = item.args[6]
+    for args in (
+        (*item.args[:place], plain, *item.args[place + 1 :]),
+        (*item.args[:6], item.args[place], *item.args[7:]),
+    ):
+        made = replace(item, args=args)
+        instructions = (*program.instructions[:code], made, *program.instructions[code + 1 :])
+        with pytest.raises(MalformedError):
+            check_program(replace(program, instructions=instructions), "x")
+
+
 # ---- hostile programs ----------------------------------------------------------------------------------------------
 
 

@@ -13,16 +13,19 @@ from torch.utils._pytree import tree_leaves
 
 NZ, ND = 29, 2  # CANN's numbers
 _ROWS, _BYTES = 16, 32  # of a block
-# By kernel: the place among its arguments that may be in NZ, and whether it may be turned (`t()`) there.
+# By kernel: the places among its arguments that may be in NZ, and whether it may be turned (`t()`) there.
 READERS = {
-    "aten::mm": (1, True),
-    "aten::mm.out": (1, True),
-    "aten::addmm": (2, True),
-    "aten::addmm.out": (2, True),
-    "npu::npu_quant_matmul": (1, False),
-    "npu::npu_grouped_matmul": (1, False),
-    "npu::npu_grouped_matmul.List": (1, False),
+    "aten::mm": ((1,), True),
+    "aten::mm.out": ((1,), True),
+    "aten::addmm": ((2,), True),
+    "aten::addmm.out": ((2,), True),
+    "npu::npu_quant_matmul": ((1,), False),
+    "npu::npu_grouped_matmul": ((1,), False),
+    "npu::npu_grouped_matmul.List": ((1,), False),
+    "npu::npu_mla_prolog_v3": ((1, 2, 4), False),
+    "npu::npu_mla_prolog_v3_functional": ((1, 2, 4), False),
 }
+NEEDING = frozenset(name for name in READERS if "mla_prolog" in name)  # these read nothing else there
 
 
 def is_nz(value) -> bool:
@@ -83,8 +86,10 @@ def blocks(value, flat: torch.Tensor) -> Blocks:
 def refuse(name: str, args, kwargs) -> None:
     """Raises RuntimeError where a kernel gets a tensor in NZ that it does not read."""
     given = [leaf for leaf in tree_leaves([args, kwargs]) if is_nz(leaf)]
-    place, turns = READERS.get(name, (None, False))
-    there = tree_leaves(args[place]) if place is not None and place < len(args) else []
+    places, turns = READERS.get(name, ((), False))
+    there = [leaf for place in places if place < len(args) for leaf in tree_leaves(args[place])]
+    if name in NEEDING and not all(map(is_nz, there)):
+        raise RuntimeError(f"{name} takes its weights in FRACTAL_NZ alone")
     for value in given:
         if not any(value is leaf for leaf in there):
             raise RuntimeError(f"{name} got a tensor in FRACTAL_NZ where it takes none")

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from ..devices import GraphSpace, Leading, Packed
+from ..devices import GraphSpace, Leading, Packed, Seen
+from ..devices.base import Called
 from ..devices.host_call import HostCall
 from ..devices.int8_rows import Int8Rows
 from ..devices.prepared import prepared, prepared_into
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
-from ..format.packed import read_packed
+from ..format.packed import READERS, read_packed
 from ..format.schema import (
     READ_ONLY,
     Bucket,
@@ -171,12 +172,16 @@ class Tensors:
         """Whether small ops are made by kernels of their own."""
         return self._memory.joins and join.is_there()
 
-    def packed(self, instruction: Instruction) -> Packed | None:
-        """The weight of an instruction that reads a packed one, where the device has packed it."""
+    def packed(self, instruction: Instruction) -> dict[int, Packed]:
+        """The packed weights that an instruction reads, by argument, where the device has packed them."""
         if not self._memory.packed or not (read := read_packed(instruction, self._bucket)):
-            return None
-        (number,) = read  # a rule of the format
-        return self._memory.packed.get((self._bucket.tensors[number].index, self._program.ops[instruction.op].name))
+            return {}
+        op = self._program.ops[instruction.op].name  # which has them at these places: a rule of the format
+        found = {
+            place: self._memory.packed.get((self._bucket.tensors[number].index, op))
+            for place, number in zip(READERS[op].places, read, strict=True)
+        }
+        return {place: one for place, one in found.items() if one is not None}
 
     def _make(self, item: Placement) -> torch.Tensor:
         found = self._program.layouts[item.layout]
@@ -250,7 +255,9 @@ def named(
     given = dict(kwargs)
     written: Sequence[str] = written_names(op._schema)
     _refuse_read_only(instruction, op, tensors, written)
-    packed = tensors.packed(instruction)
+    weights = tensors.packed(instruction)
+    args = _with_seen(args, weights, instruction)
+    packed = next((one for one in weights.values() if not isinstance(one, Seen)), None)
     targets: list[torch.Tensor | None] | None = None
     if instruction.form == Form.COPY:
         _refuse_other_numbers(instruction, op)
@@ -274,8 +281,22 @@ def named(
     return Named(call or _call(packed, op, args, kwargs, instruction), node)
 
 
+def _with_seen(args: list[Any], weights: Mapping[int, Packed], instruction: Instruction) -> list[Any]:
+    """The arguments, with packed weights that ops take as tensors in their places. Raises MalformedError where an op
+    would see one otherwise than the device has it."""
+    made = list(args)
+    for place, one in weights.items():
+        if isinstance(one, Seen):
+            listed = isinstance(args[place], list)
+            seen = one.seen(args[place][0] if listed else args[place])
+            if seen is None:
+                raise MalformedError("its weight is seen in another shape", where=instruction.node)
+            made[place] = [seen] if listed else seen
+    return made
+
+
 def _into(
-    packed: Packed | None,
+    packed: Called | None,
     op: torch._ops.OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],
@@ -291,7 +312,7 @@ def _into(
 
 
 def _call(
-    packed: Packed | None,
+    packed: Called | None,
     op: torch._ops.OpOverload,
     args: Sequence[object],
     kwargs: Mapping[str, object],

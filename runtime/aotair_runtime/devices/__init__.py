@@ -6,9 +6,21 @@ import importlib
 import torch
 
 from ..errors import DeviceError
-from .base import Bytes, Device, Graph, GraphSpace, Leading, Limits, Packed, Usage
+from .base import Bytes, Device, Graph, GraphSpace, Leading, Limits, Packed, Seen, Usage
 
-__all__ = ["KINDS", "Bytes", "Device", "Graph", "GraphSpace", "Leading", "Limits", "Packed", "Usage", "open_device"]
+__all__ = [
+    "KINDS",
+    "Bytes",
+    "Device",
+    "Graph",
+    "GraphSpace",
+    "Leading",
+    "Limits",
+    "Packed",
+    "Seen",
+    "Usage",
+    "open_device",
+]
 
 KINDS = {"cpu": "CPU", "cuda": "CUDA", "npu": "NPU"}
 

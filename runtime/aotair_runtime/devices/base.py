@@ -128,8 +128,23 @@ class GraphSpace(Protocol):
         """Give everything back; a tensor in the arena that somebody holds keeps the arena alive."""
 
 
-class Packed(Protocol):
-    """A weight in the form that a kernel of the device reads, at addresses that stay."""
+class Seen(abc.ABC):
+    """A weight in a form of the device that ops take as a tensor in the plain one's place, at addresses that stay."""
+
+    nbytes: int  # what it takes beside the weight as it is stored
+
+    @abc.abstractmethod
+    def fill(self, weight: torch.Tensor) -> None:
+        """Take the values of another weight of the same shape."""
+
+    @abc.abstractmethod
+    def seen(self, plain: torch.Tensor) -> torch.Tensor | None:
+        """What an op is given instead of the weight, which it would see so; None where it has no such view."""
+
+
+class Called(Protocol):
+    """A weight in the form that a kernel of the device reads, which is called by calls of its own, at addresses that
+    stay."""
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +164,9 @@ class Packed(Protocol):
     ) -> Callable[[], object] | None:
         """The same of an op that has no out argument, written into `result`; None where `call` allocates it, or refuses
         the arguments."""
+
+
+Packed = Called | Seen
 
 
 class Leading(abc.ABC):

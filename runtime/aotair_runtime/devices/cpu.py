@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..format.packed import CONVOLUTION, NEEDED
+from ..format.packed import CONVOLUTION, needs_packed
 from . import forms, int4, int8_rows, onednn, onednn_convolution, zeros
 from .base import NOTHING, Bytes, Limits, Packed, Usage
 from .host_call import HostCall
@@ -83,7 +83,7 @@ class CPU:
             return onednn_convolution.packed(weight)
         if op == int8_rows.PACKED:
             return int8_rows.packed(weight)
-        return int4.packed(weight) if op in NEEDED else onednn.packed(weight)
+        return int4.packed(weight) if needs_packed(self.kind, op) else onednn.packed(weight)
 
     def held(self, tensors: Sequence[torch.Tensor]) -> Bytes:
         nbytes = sum(tensor.nbytes for tensor in tensors)

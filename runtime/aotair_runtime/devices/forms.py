@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..format.packed import CONVOLUTION, NEEDED
+from ..format.packed import CONVOLUTION, needs_packed
 from . import int4, int8_rows, nz, onednn, onednn_convolution
 from .onednn_convolution import Shape
 
@@ -17,7 +17,7 @@ def packs(device: str, op: str, kind: torch.dtype) -> bool:
     if device == "cpu" and op == int8_rows.PACKED:
         return kind == torch.int8
     if device == "cpu":
-        return kind == torch.uint8 if op in NEEDED else onednn.packs(op, kind)
+        return kind == torch.uint8 if needs_packed(device, op) else onednn.packs(op, kind)
     return device == "npu" and op not in (CONVOLUTION, "aten::linear", int8_rows.PACKED) and nz.packs(kind)
 
 

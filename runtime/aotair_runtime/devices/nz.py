@@ -1,14 +1,12 @@
 """Weights as Ascend's matrix unit reads them: in NZ, blocks of 16 rows by 32 bytes with zeros beside the matrix."""
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from ..format.packed import READERS
-from .base import Allocates
+from .base import Seen
 
 _ROWS, _BYTES = 16, 32  # of a block
 _PACKED = (torch.float16, torch.bfloat16, torch.int8)
@@ -31,7 +29,7 @@ class Casts(Protocol):
         """Let the allocator give back what it took for a cast, so that the next takes no more beside it."""
 
 
-class NzWeight(Allocates):
+class NzWeight(Seen):
     """A weight in NZ, in memory of its own on a device that it keeps."""
 
     def __init__(self, weight: torch.Tensor, device: torch.device, casts: Casts):
@@ -49,19 +47,9 @@ class NzWeight(Allocates):
         del plain
         self._casts.give_back()
 
-    def call(
-        self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Callable[[], torch.Tensor] | None:
-        reader = READERS[op.name()]
-        given = args[reader.place]
-        plain = given[0] if isinstance(given, (list, tuple)) else given
-        if not isinstance(plain, torch.Tensor):
-            return None
+    def seen(self, plain: torch.Tensor) -> torch.Tensor | None:
         seen = self._packed if plain.stride() == self._packed.stride() else self._packed.mT
-        if seen.shape != plain.shape:
-            return None
-        replaced = [*args[: reader.place], [seen] if reader.listed else seen, *args[reader.place + 1 :]]
-        return functools.partial(op, *replaced, **kwargs)
+        return seen if seen.shape == plain.shape else None
 
 
 def packs(kind: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ from ..confine.check import check_calls
 from ..confine.op_table import NAMESPACES
 from ..devices import KINDS, Device, Usage, forms, open_device
 from ..errors import AotairError, ArtifactError, NamespaceError
-from ..format.packed import NEEDED, packed_constants
+from ..format.packed import needs_packed, packed_constants
 from ..format.schema import Bucket, EntryPoint, Program, Requirements
 from ..format.torch_names import dtype
 from ..memory.budget import check_budget, check_memory, cost, pool_cost
@@ -139,7 +139,7 @@ def memory_rows(program: Program, device: Device, settings: Settings, where: str
 
 def packed_row(program: Program, device: Device, settings: Settings) -> Iterator[Requirement]:
     """Whether the weights that the build wanted packed are, here."""
-    wanted = [(number, op) for number, op in packed_constants(program) if op not in NEEDED]
+    wanted = [(number, op) for number, op in packed_constants(program) if not needs_packed(device.kind, op)]
     if not wanted:
         return
     kinds = {number: dtype(program.constants[number].dtype) for number, _ in wanted}

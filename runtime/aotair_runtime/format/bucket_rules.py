@@ -183,7 +183,8 @@ class BucketRules(Demands):
         """Packed constants are read as weights of matrix products and convolutions alone."""
         for item in (self.program.instructions[number] for number in bucket.code):
             if read := read_packed(item, bucket):
-                op, seen = self.program.ops[item.op].name, self.program.layouts[bucket.tensors[read[0]].layout]
+                op = self.program.ops[item.op].name
+                seen = [self.program.layouts[bucket.tensors[number].layout] for number in read]
                 legal = is_legal(item, op, read, seen)
                 self.require(legal, f"{path}.code", "a packed constant where an op that takes such has its weight", op)
 

@@ -1,6 +1,6 @@
 """Which constants does a program want packed? Those that a device may keep in the form that its kernels read."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .schema import Arg, Bucket, Form, Instruction, Layout, Program, Space, TensorArg
@@ -8,34 +8,40 @@ from .schema import Arg, Bucket, Form, Instruction, Layout, Program, Space, Tens
 
 @dataclass(frozen=True)
 class Reader:
-    """How an op reads a packed constant: as its argument number `place`, of `dims` dimensions, or as the only one of a
+    """How an op reads packed constants: as its arguments number `places`, of `dims` dimensions, or as the only one of a
     list there; `turned`: also with the last two dimensions swapped. `form` is that of its instructions;
-    `needed`: it reads them in no other form."""
+    `needed`: the kind of device whose kernel reads them in no other form, all of them."""
 
-    place: int
+    places: tuple[int, ...]
     form: Form = Form.COPY
     dims: int = 2
     turned: bool = False
     listed: bool = False
-    needed: bool = False
+    needed: str = ""
 
 
 CONVOLUTION = "aten::convolution"
 # The ops that read packed constants.
 READERS: Mapping[str, Reader] = {
-    "aten::linear": Reader(1),
-    CONVOLUTION: Reader(1, dims=4),
-    "aten::_weight_int4pack_mm_for_cpu": Reader(1, needed=True),
-    "aten::mm.out": Reader(1, Form.OUT, turned=True),
-    "aten::addmm.out": Reader(2, Form.OUT, turned=True),
-    "air::quant_matmul.out": Reader(1, Form.OUT),
-    "air::linear_int8.out": Reader(1, Form.OUT),
-    "npu::npu_quant_matmul": Reader(1),
-    "npu::npu_grouped_matmul": Reader(1, dims=3, listed=True),
-    "npu::npu_grouped_matmul.List": Reader(1, dims=3, listed=True),
+    "aten::linear": Reader((1,)),
+    CONVOLUTION: Reader((1,), dims=4),
+    "aten::_weight_int4pack_mm_for_cpu": Reader((1,), needed="cpu"),
+    "aten::mm.out": Reader((1,), Form.OUT, turned=True),
+    "aten::addmm.out": Reader((2,), Form.OUT, turned=True),
+    "air::quant_matmul.out": Reader((1,), Form.OUT),
+    "air::linear_int8.out": Reader((1,), Form.OUT),
+    "npu::npu_quant_matmul": Reader((1,)),
+    "npu::npu_grouped_matmul": Reader((1,), dims=3, listed=True),
+    "npu::npu_grouped_matmul.List": Reader((1,), dims=3, listed=True),
+    "npu::npu_mla_prolog_v3": Reader((1, 2, 4), needed="npu"),
+    "npu::npu_mla_prolog_v3_functional": Reader((1, 2, 4), needed="npu"),
 }
-NEEDED = frozenset(op for op, reader in READERS.items() if reader.needed)
 Packs = Callable[[int, str], bool]  # whether a device packs the constant of that number for that op
+
+
+def needs_packed(device: str, op: str) -> bool:
+    """Whether the kernel of a kind of device for `op` reads these constants in no other form."""
+    return device == READERS[op].needed
 
 
 def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
@@ -82,14 +88,16 @@ def read_packed(item: Instruction, bucket: Bucket) -> tuple[int, ...]:
     return tuple(number for number in tensor_numbers(values) if bucket.tensors[number].space == Space.PACKED)
 
 
-def is_legal(item: Instruction, op: str, read: tuple[int, ...], seen: Layout) -> bool:
-    """Whether an instruction that reads these packed constants, the first of which it sees so, is one that may."""
+def is_legal(item: Instruction, op: str, read: tuple[int, ...], seen: Sequence[Layout]) -> bool:
+    """Whether an instruction that reads these packed constants, which it sees so, is one that may."""
     reader = READERS.get(op)
-    if reader is None or len(read) != 1 or reader.place >= len(item.args) or item.form != reader.form:
+    if reader is None or len(read) != len(reader.places) or item.form != reader.form:
         return False
-    there = (TensorArg(read[0]),) if reader.listed else TensorArg(read[0])
-    fits = len(seen.shape) == reader.dims and (reader.turned or seen.strides[-1] == 1)
-    return fits and item.args[reader.place] == there
+    if max(reader.places) >= len(item.args):
+        return False
+    fits = all(len(one.shape) == reader.dims and (reader.turned or one.strides[-1] == 1) for one in seen)
+    there = [(TensorArg(number),) if reader.listed else TensorArg(number) for number in read]
+    return fits and [item.args[place] for place in reader.places] == there
 
 
 def tensor_numbers(values: tuple[Arg, ...]) -> Iterator[int]:

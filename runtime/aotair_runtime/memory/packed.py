@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from ..devices import forms
 from ..devices.onednn_convolution import Shape, shape_of
-from ..format.packed import CONVOLUTION, NEEDED, calls, only_packed, packed_constants, read_packed
+from ..format.packed import CONVOLUTION, calls, needs_packed, only_packed, packed_constants, read_packed
 from ..format.schema import Program, TensorArg
 from ..format.torch_names import dtype
 
@@ -16,7 +16,7 @@ def packed_bytes(program: Program, kind: str, pack_weights: bool) -> dict[int, i
         constant = program.constants[number]
         if number in found:  # one form serves all ops, that of the first
             continue
-        if not (pack_weights or op in NEEDED) or not forms.packs(kind, op, dtype(constant.dtype)):
+        if not (pack_weights or needs_packed(kind, op)) or not forms.packs(kind, op, dtype(constant.dtype)):
             continue
         if op == CONVOLUTION:
             found[number] = forms.convolution_bytes(convolutions.get(number, ()))

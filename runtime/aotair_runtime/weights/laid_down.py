@@ -10,7 +10,7 @@ from ..capture.graphs import Resident
 from ..devices import Device, Packed
 from ..devices.forms import packs
 from ..errors import MalformedError
-from ..format.packed import NEEDED, packed_constants
+from ..format.packed import needs_packed, packed_constants
 from ..memory.packed import plain_elsewhere
 
 
@@ -44,12 +44,13 @@ def _packed(
     made: dict[int, Packed | None] = {}
     found: dict[tuple[int, str], Packed] = {}
     for number, op in packed_constants(artifact.program):
-        wanted = (pack_weights or op in NEEDED) and packs(device.kind, op, constants[number].dtype)
+        needed = needs_packed(device.kind, op)
+        wanted = (pack_weights or needed) and packs(device.kind, op, constants[number].dtype)
         if wanted and number not in made:
             made[number] = device.packed(constants[number], op)
         if wanted and (one := made[number]) is not None:
             found[number, op] = one
-        elif op in NEEDED:
+        elif needed:
             raise MalformedError(
                 f"{op} cannot read the constant {artifact.program.constants[number].name}", where=str(artifact.path)
             )

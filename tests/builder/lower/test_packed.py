@@ -47,13 +47,13 @@ def four_bits(rows: int, dtype: torch.dtype = BF16) -> tuple:
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_linear_layer_of_few_rows_reads_its_weight_packed(rows: int):
     op = aten.linear.default
-    assert found(*linear(rows)) == (op, Kernel(op, Way.FRESH, packed=1))
+    assert found(*linear(rows)) == (op, Kernel(op, Way.FRESH, packed=(1,)))
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
     op = aten._weight_int4pack_mm_for_cpu.default
-    assert found(*four_bits(rows)) == (op, Kernel(op, Way.FRESH, packed=1))
+    assert found(*four_bits(rows)) == (op, Kernel(op, Way.FRESH, packed=(1,)))
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_weight_of_four_bits_is_read_by_its_kernel(rows: int):
 )
 def test_others_read_it_as_it_is(call: tuple, options: dict):
     op, kernel = found(*call, **options)
-    assert op is None and kernel.packed is None
+    assert op is None and not kernel.packed

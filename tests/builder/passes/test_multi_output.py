@@ -37,6 +37,20 @@ def test_caches_are_written_and_results_renumbered():
     assert "aten.copy_.default" not in targets(module)
 
 
+def _caches_in_another_shape(x, k, v):
+    first, second, keys, values = ops.rope_functional(x, k.view(2, 3), v.unsqueeze(0))
+    seen = keys.view(6).sum()
+    torch.ops.aten.copy_.default(k, keys.view(6))
+    torch.ops.aten.copy_.default(v, values.squeeze(0))
+    return first, second, seen
+
+
+def test_caches_that_the_op_sees_in_another_shape():
+    module = assert_same_numbers(reinplace_input_mutated_ops, _caches_in_another_shape, X, K.reshape(6), V)
+    assert "aotairtest.rope.default" in targets(module)
+    assert "aten.copy_.default" not in targets(module)
+
+
 def _single(x1, x2):
     rstd, first, second = ops.norm_functional(x1, x2, 0.5)
     twice = first * 2
@@ -85,6 +99,25 @@ def _returned(x, k, v):
     torch.ops.aten.copy_.default(k, keys)
     torch.ops.aten.copy_.default(v, values)
     return (keys,)
+
+
+def _square(turned):
+    def function(x, k, v):
+        first, second, keys, values = ops.rope_functional(x, k.t(), v)
+        torch.ops.aten.copy_.default(k, keys.t() if turned else keys)
+        torch.ops.aten.copy_.default(v, values)
+        return first, second
+
+    return function
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_caches_that_the_op_sees_turned_are_turned_back_or_stay(turned: bool, caplog):
+    square = torch.arange(9.0).view(3, 3), torch.arange(9.0, 18.0).view(3, 3), torch.ones(3, 3)
+    assert_same_numbers(reinplace_input_mutated_ops, _square(turned), *square)
+    module = trace(_square(turned), *square)
+    said = reasons(caplog, reinplace_input_mutated_ops, module)
+    assert ("is not copied back into an input" in said) is not turned
 
 
 @pytest.mark.parametrize(

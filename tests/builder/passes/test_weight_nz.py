@@ -8,7 +8,7 @@ from graphs import reasons, run_pass, trace
 
 from aotair.builder import explain
 from aotair.graph.derived import mark_constant
-from aotair.graph.packed import packed_place
+from aotair.graph.packed import packed_places
 from aotair.ops import npu as npu_ops  # noqa: F401  # defines the ops that graphs of this file call
 from aotair.passes import weight_nz
 from aotair.passes.edits import Edits
@@ -27,7 +27,7 @@ def graph(function, *shapes: tuple[torch.dtype, tuple[int, ...]]):
 
 
 def marked(module) -> list[int]:
-    return [place for node in module.graph.nodes if (place := packed_place(node)) is not None]
+    return [place for node in module.graph.nodes for place in packed_places(node)]
 
 
 def _quant(x, w, scale):
@@ -59,6 +59,13 @@ def _weight_quant(x, w, scale):
     return (npu.npu_weight_quant_batchmatmul(x, w, scale),)
 
 
+def _prolog(x, down, up, key, latents, one, two):
+    made, angle = npu.npu_mla_prolog_v3, torch.ones(4, 32, dtype=x.dtype)
+    caches = (torch.zeros(2, 16, 1, size, dtype=x.dtype) for size in (48, 32))
+    return made(x, down, up, key, latents, one, two, angle, angle, *caches, cache_index=torch.arange(4))[:2]
+
+
+PROLOG = [(4, 64), (64, 32), (32, 96), (2, 16, 48), (64, 80), (32,), (48,)]
 X = (HALF, (4, 64))
 X8, SCALE = (INT8, (4, 64)), (torch.float32, (48,))
 
@@ -109,6 +116,18 @@ def test_products_that_stay(function, shapes, reason, caplog):
     with caplog.at_level("DEBUG", logger="aotair"):
         run_pass(weight_nz, module, target="npu")
     assert reason in caplog.text and not marked(module)
+
+
+@pytest.mark.parametrize("stored", range(3))
+def test_all_weights_of_an_op_are_marked_or_none(stored: int, caplog):
+    module = trace(_prolog, *(torch.ones(shape, dtype=torch.bfloat16) for shape in PROLOG))
+    inputs = list(module.graph.find_nodes(op="placeholder"))
+    for place in (1, 2, 4)[: stored + 1]:
+        mark_constant(inputs[place])
+    with caplog.at_level("DEBUG", logger="aotair"):
+        run_pass(weight_nz, module, target="npu")
+    assert marked(module) == ([1, 2, 4] if stored == 2 else [])
+    assert stored == 2 or "takes all its weights in NZ" in caplog.text
 
 
 def test_products_of_what_calls_bring_are_no_candidates():
