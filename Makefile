@@ -107,6 +107,7 @@ bench: $(INSTALLED) ## the figures, beside the peers' (takes three hours)
 	$(BIN)/python -m benchmarks.folded
 	$(BIN)/python -m benchmarks.derived
 	$(BIN)/python -m benchmarks.joined
+	$(BIN)/python -m benchmarks.merged
 	$(BIN)/python -m pip install --quiet xllamacpp
 	$(BIN)/python -m benchmarks.llama_cpp
 	$(BIN)/python -m benchmarks.packed

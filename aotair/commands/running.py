@@ -180,6 +180,11 @@ def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
     "--seconds", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Time to spend on each bucket."
 )
 @click.option("--memory", is_flag=True, help="Print the memory table too.")
+@click.option(
+    "--workers",
+    type=click.IntRange(2, 64),
+    help="On the CPU, how many calls a second so many processes make that share the threads, beside one with all.",
+)
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -190,6 +195,7 @@ def bench(
     recipe: Path | None,
     seconds: float,
     memory: bool,
+    workers: int | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -198,6 +204,13 @@ def bench(
 ) -> None:
     """Time every bucket: median and p99 of a call, and the host's work around the replay."""
     import warnings
+
+    if workers is not None:
+        if recipe is not None or memory:
+            raise click.UsageError("--workers counts calls of processes, without --recipe and --memory")
+        options = {"device": device or "cpu", "allow_namespaces": namespaces, "allow_ops": ops}
+        _bench_workers(artifact, workers, seconds, modules, options, as_json)
+        return
 
     from ..tools.bench import bench_table, measure
 
@@ -225,3 +238,25 @@ def bench(
         echo(bench_table(rows))
         if memory:
             echo(f"\n{model.memory()}")
+
+
+def _bench_workers(
+    artifact: Path, workers: int, seconds: float, modules: tuple[str, ...], options: dict[str, Any], as_json: bool
+) -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from aotair_runtime.artifact.open import read_program
+
+    from ..tools.workers import Work, throughput, workers_table
+
+    if read_program(artifact).mesh:
+        raise click.UsageError("--workers is for artifacts of one rank")
+    threads = torch.get_num_threads()
+    one = Work(artifact, 1, threads, seconds, modules, options)
+    alone, shared = throughput(one), throughput(replace(one, workers=workers, threads=max(1, threads // workers)))
+    if as_json:
+        echo(json.dumps([row.as_dict() for row in (*alone, *shared)], indent=2))
+    else:
+        echo(workers_table(alone, shared))

@@ -26,6 +26,7 @@ from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
+from .devices.threads import threads as on_threads
 from .errors import ArgumentError, ClosedError, DeviceError, WeightsError, in_line, shown
 from .format.html import html_table
 from .format.limits import MOST_PROGRAM_BYTES
@@ -77,6 +78,7 @@ def load(
     private: bool = False,
     trust: TrustPolicy | None = None,
     snapshot_on_error: str | Path | None = None,
+    threads: int | None = None,
     group: "ProcessGroup | None" = None,
     rank_timeout: float = TIMEOUT,
 ) -> "Model":
@@ -118,6 +120,9 @@ def load(
     `snapshot_on_error`: a folder that gets a snapshot of each call that fails on the device, at most eight, as
     `Model.snapshot` writes them; the log says where. For that each call first copies its inputs and all states to the
     host, which takes time, and host memory that the promise does not count.
+    `threads`: among how many threads a call on the CPU shares its work, whatever `torch.set_num_threads` says; by
+    default that number. With one for each of several models, or of several processes, as many work at the same time
+    and none waits for another: `aotair bench ARTIFACT --workers 2` says what that brings.
     `group`: of an artifact for several ranks (`mesh` of a recipe), the process group of torch.distributed whose ranks
     run it together; by default all, which find each other by what torchrun sets. All of them load it at the same time,
     and make the same calls in the same order. `rank_timeout`: for how many seconds a rank waits for the others, here
@@ -150,7 +155,9 @@ def load(
             verify_weights=verify_weights,
             private=private,
             snapshot_on_error=snapshot_on_error,
+            threads=threads,
         )
+        _refuse_threads(settings, opened_device)
         party = _met(folder, program, opened_device, settings, Wish(group, rank_timeout), phases)
         held.callback(lambda: None if party is None or made else party.close())
         made: list[Model] = []
@@ -212,7 +219,7 @@ class Model:
     def _bind(self, pool: Pool | None) -> None:
         """Place the weights and states, and make the entry points."""
         program, device = self.program, self._parts.device
-        with self._parts.phases.phase("place weights"):
+        with self._parts.phases.phase("place weights"), on_threads(self._parts.settings.threads):
             self._resident = laid_down(self.artifact, device, self._parts.settings.pack_weights)
         for spec in program.entry_points:
             with self._parts.phases.phase("allocate the arena"):
@@ -628,6 +635,13 @@ def _closes(model: "weakref.ref[Model]") -> Callable[[], None]:
             found.close()
 
     return close
+
+
+def _refuse_threads(settings: Settings, device: Device) -> None:
+    if settings.threads is not None and not device.is_host:
+        raise ArgumentError(
+            "threads= is for the CPU", expected='device="cpu"', got=device.kind, fix="leave threads= out"
+        )
 
 
 def _open_device(name: str | torch.device | None, pool: object, program: Program) -> tuple[Device, Pool | None]:

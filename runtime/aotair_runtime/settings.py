@@ -13,6 +13,7 @@ from .format.schema import Options
 from .memory.amounts import read_budget
 
 KEPT_GRAPHS = 4
+_MOST_THREADS = 4096
 _VERIFY: dict[str | bool, Verify] = {
     "full": "full",
     "sampled": "sampled",
@@ -39,6 +40,7 @@ class Settings:
     verify: Verify = "full"
     private: bool = False
     snapshot_on_error: Path | None = None
+    threads: int | None = None
 
     @property
     def apart(self) -> bool:
@@ -62,6 +64,7 @@ def settle(
     verify_weights: str | bool = "full",
     private: bool = False,
     snapshot_on_error: str | Path | None = None,
+    threads: int | None = None,
 ) -> Settings:
     """The settings of one load: what the caller gave, else what the recipe `stored`. Raises ArgumentError."""
     flags = {
@@ -74,6 +77,8 @@ def settle(
         _must(isinstance(value, bool | None), name, "True, False or None", value)
     _must(isinstance(private, bool), "private", "True or False", private)
     _must(type(kept_graphs) is int and kept_graphs >= 1, "kept_graphs", "a number, at least 1", kept_graphs)
+    counted = threads is None or (type(threads) is int and 1 <= threads <= _MOST_THREADS)
+    _must(counted, "threads", f"a number from 1 to {_MOST_THREADS:,}, or None", threads)
     _must(isinstance(limits, Limits | None), "limits", "aotair.Limits(captures=…, streams=…, events=…)", limits)
     named = isinstance(capture, (list, tuple, set)) and all(isinstance(bucket, str) for bucket in capture)
     _must(isinstance(capture, str) or named, "capture", "'all', 'lazy' or a list of buckets", capture)
@@ -93,6 +98,7 @@ def settle(
         _verify(verify_weights),
         private,
         _folder(snapshot_on_error),
+        threads,
     )
 
 

@@ -207,6 +207,28 @@ def test_bench_times_every_bucket_beside_the_original(built, linear_recipe: Path
     assert all(row["host"] > 0 and row["median"] <= row["p99"] for row in rows)
 
 
+def test_bench_counts_calls_of_several_workers_beside_one(built):
+    text = aotair("bench", built("linear"), "--workers", 2, "--seconds", "0.05")
+    assert "calls/s, 2 x 1" in text and all(f"forward: n={size}" in text for size in (1, 4, 16))
+    rows = json.loads(aotair("bench", built("linear"), "--workers", 2, "--seconds", "0.05", "--json"))
+    wanted = [(n, f"n={size}") for n in (1, 2) for size in (1, 4, 16)]
+    assert [(row["workers"], row["bucket"]) for row in rows] == wanted
+    assert all(row["calls"] > 0 and row["median"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (("--memory",), 2, "without --recipe and --memory"),
+        (("--import", "nowhere_to_be_found"), 1, "--import nowhere_to_be_found"),
+        (("--device", "npu:7"), 1, "npu"),
+    ],
+)
+def test_workers_that_fail_say_why_and_nobody_waits(built, more: tuple[str, ...], code: int, said: str):
+    result = CliRunner().invoke(main, ["bench", str(built("linear")), "--workers", "2", "--seconds", "0", *more])
+    assert result.exit_code == code and said in result.output
+
+
 def test_profile_says_where_the_time_goes_and_writes_a_trace(linear_recipe: Path, tmp_path: Path):
     path, trace, sizes = tmp_path / "x.aotair", tmp_path / "t.json", tmp_path / "sizes.jsonl"
     aotair("build", linear_recipe, "-o", path)

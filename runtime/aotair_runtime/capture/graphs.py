@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Device, GraphSpace, Packed
+from ..devices.threads import threads, with_threads
 from ..errors import CaptureError, ClosedError, in_line
 from ..format.host_inputs import inputs_as_arguments, legal_arguments
 from ..format.schema import Bucket, EntryPoint, Placement, Program, Space
@@ -203,15 +204,15 @@ class Graphs:
     def _capture(self, number: int, in_place: Mapping[int, torch.Tensor], space: GraphSpace) -> Captured:
         parts, bucket, where = self.parts, self.spec.buckets[number], self._where(number)
         memory = self.memory(number, in_place, space)
-        before = parts.device.bytes().reserved
+        before, count = parts.device.bytes().reserved, parts.settings.threads
         try:
-            with parts.phases.phase(f"capture {self._label(number)}"):
+            with parts.phases.phase(f"capture {self._label(number)}"), threads(count):
                 bound = bind(parts.program, bucket, memory, parts.ops, parts.device.torch_device, where)
                 if parts.device.concurrent and number not in self._warm:
                     with parts.phases.phase(f"warm up {self._label(number)}"):
                         self._warm_up(bucket, memory, bound, where)
                     self._warm.add(number)
-                graph = space.capture(bound.run, bound.updated, list(memory.lists.values()))
+                graph = space.capture(with_threads(bound.run, count), bound.updated, list(memory.lists.values()))
         except CaptureError as error:
             if error.where:
                 raise

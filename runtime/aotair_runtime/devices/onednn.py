@@ -1,14 +1,14 @@
 """Weights of linear layers as oneDNN's kernels read them: in blocks that depend on the processor."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from . import onednn_int8, onednn_product
 from .base import Allocates, Packed
+from .threads import threads
 
 _ops = torch.ops.mkldnn
 _MKL_IS_SLOW_ON = ("AuthenticAMD", "HygonGenuine")  # vendors, as the system names them
@@ -26,7 +26,7 @@ class OnednnWeight(Allocates):
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of another weight of that shape, at the same addresses: oneDNN copies into the layout that is
         there."""
-        with _threads(self._threads):
+        with threads(self._threads):
             self._packed.copy_(_ops._reorder_linear_weight(weight))
 
     @property
@@ -136,16 +136,3 @@ def packed_bytes(shape: Sequence[int], kind: torch.dtype) -> int:
 @functools.cache
 def _packed_bytes(shape: tuple[int, ...], kind: torch.dtype, threads: int) -> int:
     return OnednnWeight(torch.empty(shape, dtype=kind, device="cpu")).nbytes
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count == before:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
