@@ -23,7 +23,11 @@ from .five_shapes import SHAPES
 from .runtimes import medians
 
 ROWS, WIDTH = (1, 16, 64), 768
-QUERIES = ((1, 12, 16, 16, 32), (2, 12, 24, 24, 32), (1, 9, 1, 512, 64), (8, 9, 1, 512, 64))
+QUERIES = (
+    *((1, 12, 16, 16, 32), (2, 12, 24, 24, 32), (1, 12, 128, 128, 32), (5, 12, 100, 100, 32), (8, 12, 128, 128, 32)),
+    *((1, 9, 1, 512, 64), (8, 9, 1, 512, 64), (1, 9, 128, 512, 64), (1, 12, 197, 197, 64), (1, 6, 1500, 1500, 64)),
+    *((1, 12, 32, 32, 64), (1, 12, 64, 64, 64), (4, 12, 128, 128, 64), (1, 8, 64, 64, 160), (1, 8, 256, 256, 80)),
+)
 SMOLLM2 = Path("build/smollm2.aotair")
 _aten, _air = torch.ops.aten, torch.ops.air
 Case = tuple[Any, Sequence[object], Mapping[str, object], list[torch.Tensor] | None]

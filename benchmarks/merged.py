@@ -29,6 +29,7 @@ class Layer(nn.Module):
         self.out, self.down = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(INNER, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.rms_norm(x, (WIDTH,))
         query, key, value = _apart(self.first, self.attention, x)
         x = x + self.out(query + torch.cat([key, value, key], -1))
         gate, up = _apart(self.second, self.feed, x)

@@ -4,6 +4,7 @@
 step over a static cache, and the same by torch.compile; llama.cpp: `benchmarks.llama_cpp`.
 """
 
+import math
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ QUESTIONS = (
     "What is 7 times 8?",
 )
 TOKENS, POSITION = 64, 64
+_READS = ("sum", "maximum")  # by torch, of numbers that no cache holds
 
 
 def main() -> None:
@@ -157,9 +159,7 @@ def speed_node(batch: str) -> dict[str, float]:
                     begin = time.perf_counter()
                     call()
                     times[name].append(time.perf_counter() - begin)
-    return {
-        name: (1 if name in _READS else count) / statistics.median(found) for name, found in times.items()
-    }
+    return {name: (1 if name in _READS else count) / statistics.median(found) for name, found in times.items()}
 
 
 def _reads(loaded: Any) -> dict[str, Callable[[], object]]:
@@ -167,7 +167,7 @@ def _reads(loaded: Any) -> dict[str, Callable[[], object]]:
     numbers = sum(math.prod(one.shape) for one in loaded.program.constants if len(one.shape) == 2)
     states = sum(math.prod(loaded.program.constants[one.constant].shape) for one in loaded.program.state)
     one = torch.ones(numbers - states)
-    return {"sum": one.sum, "maximum": one.amax}
+    return dict(zip(_READS, (one.sum, one.amax)))
 
 
 def _peers(count: int) -> dict[str, Callable[[], object]]:

@@ -3,33 +3,40 @@
 
 #define AT_A_TIME 64 /* tokens */
 #define MANY 6       /* queries for which it pays to turn the keys */
+#define BESIDE 32    /* numbers of a value whose sums stay in registers */
 
-/* Of each query: itself times the scale, its greatest score, the sum of the powers, and the values by these. */
+/* Of each query: itself times the scale, its greatest score, the sum of the powers, and the values by these, whose
+   places in a row are `pitch`, a multiple of BESIDE. */
 struct NAME(held) {
-    float query[TOGETHER][WIDTH], made[TOGETHER][WIDTH], most[TOGETHER], sum[TOGETHER];
-    int64_t count, width, wide;
+    float query[TOGETHER * WIDTH], made[TOGETHER * WIDTH], most[TOGETHER], sum[TOGETHER];
+    int64_t count, width, wide, pitch;
 };
 
 /* What is added to the scores of a query: for `type` BOOL 0 or minus infinity. No memory: nothing is added. */
-typedef float NAME(lanes) __attribute__((vector_size(64), aligned(4), may_alias));
-
 struct NAME(mask) {
     const char *data;
     int64_t type, start, query, token;
 };
 
+static inline void NAME(begin)(struct NAME(held) * held, int64_t count, int64_t width, int64_t wide)
+{
+    held->count = count, held->width = width, held->wide = wide;
+    held->pitch = (wide + BESIDE - 1) / BESIDE * BESIDE;
+}
+
 static inline void NAME(asked)(struct NAME(held) * held, int64_t one, const struct operand *query, int64_t place,
                                float scale)
 {
-    float row[WIDTH];
+    float row[WIDTH], *mine = held->query + one * held->width, *made = held->made + one * held->pitch;
     const float *found = NAME(load)(query->data, query->type, place, 1, held->width, row);
-    for (int64_t i = 0; i < held->width; i++) held->query[one][i] = found[i] * scale;
-    for (int64_t i = 0; i < held->wide; i++) held->made[one][i] = 0;
+    for (int64_t i = 0; i < held->width; i++) mine[i] = found[i] * scale;
+    for (int64_t i = 0; i < held->pitch; i++) made[i] = 0;
     held->most[one] = -__builtin_inff();
     held->sum[one] = 0;
 }
 
-static inline void NAME(biases)(const struct NAME(mask) * mask, int64_t query, int64_t tokens, float *into)
+/* What is added to the scores of tokens: minus infinity beyond the last. */
+static inline void NAME(biases)(const struct NAME(mask) * mask, int64_t query, int64_t tokens, float into[AT_A_TIME])
 {
     float held[AT_A_TIME];
     int64_t start = mask->start + query * mask->query;
@@ -42,6 +49,7 @@ static inline void NAME(biases)(const struct NAME(mask) * mask, int64_t query, i
         const float *found = NAME(load)(mask->data, mask->type, start, mask->token, tokens, held);
         for (int64_t i = 0; i < tokens; i++) into[i] = found[i];
     }
+    for (int64_t i = tokens; i < AT_A_TIME; i++) into[i] = -__builtin_inff();
 }
 
 /* Scores of few queries: a sum for each. */
@@ -52,66 +60,145 @@ static inline void NAME(scores_of_few)(const struct NAME(held) * held, const str
     for (int64_t token = 0; token < tokens; token++) {
         const float *found = NAME(load)(keys->data, keys->type, key + token * stride, 1, held->width, row);
         for (int64_t one = 0; one < held->count; one++) {
-            const float *query = held->query[one];
+            const float *query = held->query + one * held->width;
             float sum = 0;
             #pragma omp simd reduction(+ : sum)
             for (int64_t i = 0; i < held->width; i++) sum += query[i] * found[i];
-            score[one][token] = score[one][token] == -__builtin_inff() ? -__builtin_inff() : score[one][token] + sum;
+            score[one][token] = sum;
         }
     }
 }
 
-static inline void NAME(add_scores)(float *score, const float *sums, int64_t tokens)
+/* Scores of so many queries, known where this is compiled, whose tokens of a number stand beside each other. */
+static inline __attribute__((always_inline)) void NAME(scores_by)(const float *query, int64_t width,
+                                                                  float turned[WIDTH][AT_A_TIME], const int count,
+                                                                  float score[][AT_A_TIME])
 {
-    for (int64_t token = 0; token < tokens; token++)
-        score[token] = score[token] == -__builtin_inff() ? -__builtin_inff() : score[token] + sums[token];
+    NAME(lanes) sums[16] = {{0}};
+    for (int64_t i = 0; i < width; i++) {
+        const NAME(lanes) *key = (const NAME(lanes) *)turned[i];
+        #pragma GCC unroll 4
+        for (int one = 0; one < count; one++) {
+            float number = query[one * width + i];
+            #pragma GCC unroll 4
+            for (int part = 0; part < 4; part++) sums[4 * one + part] += number * key[part];
+        }
+    }
+    #pragma GCC unroll 4
+    for (int one = 0; one < count; one++)
+        #pragma GCC unroll 4
+        for (int part = 0; part < 4; part++) ((NAME(lanes) *)score[one])[part] = sums[4 * one + part];
 }
 
-/* Scores of many: keys are turned, so that all tokens of a number stand beside each other. */
+#if LEVEL == 512
+/* Sixteen rows of sixteen numbers as columns. */
+static inline void NAME(turn_square)(const float *from, int64_t stride, float *to, int64_t to_stride)
+{
+    __m512 row[16], pair[16];
+    #pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) row[i] = _mm512_loadu_ps(from + i * stride);
+    #pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        pair[i] = _mm512_unpacklo_ps(row[i], row[i + 1]);
+        pair[i + 1] = _mm512_unpackhi_ps(row[i], row[i + 1]);
+    }
+    #pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) /* of four rows: numbers 0, 1, 2 and 3 of each quarter */
+        for (int half = 0; half < 2; half++) {
+            __m512d one = (__m512d)pair[i + half], two = (__m512d)pair[i + 2 + half];
+            row[i + 2 * half] = (__m512)_mm512_unpacklo_pd(one, two);
+            row[i + 2 * half + 1] = (__m512)_mm512_unpackhi_pd(one, two);
+        }
+    #pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) { /* quarters of all rows together */
+        __m512 low = _mm512_shuffle_f32x4(row[i], row[i + 4], 0x88), high = _mm512_shuffle_f32x4(row[i], row[i + 4], 0xdd);
+        __m512 others = _mm512_shuffle_f32x4(row[i + 8], row[i + 12], 0x88);
+        __m512 highest = _mm512_shuffle_f32x4(row[i + 8], row[i + 12], 0xdd);
+        _mm512_storeu_ps(to + i * to_stride, _mm512_shuffle_f32x4(low, others, 0x88));
+        _mm512_storeu_ps(to + (i + 4) * to_stride, _mm512_shuffle_f32x4(high, highest, 0x88));
+        _mm512_storeu_ps(to + (i + 8) * to_stride, _mm512_shuffle_f32x4(low, others, 0xdd));
+        _mm512_storeu_ps(to + (i + 12) * to_stride, _mm512_shuffle_f32x4(high, highest, 0xdd));
+    }
+}
+#endif
+
+/* Let the tokens of a number stand beside each other. */
+static inline void NAME(turn)(const struct operand *keys, int64_t key, int64_t stride, int64_t tokens, int64_t width,
+                              float turned[WIDTH][AT_A_TIME])
+{
+    float row[WIDTH];
+    int64_t token = 0;
+#if LEVEL == 512
+    float rows[16 * WIDTH];
+    for (; token + 16 <= tokens && width >= 16; token += 16) {
+        const float *from = (const float *)keys->data + key + token * stride;
+        int64_t own = stride, i = 0;
+        if (keys->type != F32) {
+            for (int one = 0; one < 16; one++)
+                NAME(load)(keys->data, keys->type, key + (token + one) * stride, 1, width, rows + one * width);
+            from = rows, own = width;
+        }
+        for (; i + 16 <= width; i += 16) NAME(turn_square)(from + i, own, &turned[i][token], AT_A_TIME);
+        for (; i < width; i++)
+            for (int one = 0; one < 16; one++) turned[i][token + one] = from[one * own + i];
+    }
+#endif
+    for (; token < tokens; token++) {
+        const float *found = NAME(load)(keys->data, keys->type, key + token * stride, 1, width, row);
+        for (int64_t i = 0; i < width; i++) turned[i][token] = found[i];
+    }
+    for (int64_t i = 0; i < width; i++)
+        for (token = tokens; token < AT_A_TIME; token++) turned[i][token] = 0;
+}
+
+/* Scores of many: keys are turned. */
 static inline void NAME(scores_of_many)(const struct NAME(held) * held, const struct operand *keys, int64_t key,
                                         int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
 {
-    float row[WIDTH], turned[WIDTH][AT_A_TIME];
-    for (int64_t token = 0; token < tokens; token++) {
-        const float *found = NAME(load)(keys->data, keys->type, key + token * stride, 1, held->width, row);
-        for (int64_t i = 0; i < held->width; i++) turned[i][token] = found[i];
-    }
-    for (int64_t i = 0; i < held->width; i++)
-        for (int64_t token = tokens; token < AT_A_TIME; token++) turned[i][token] = 0;
-    for (int64_t one = 0; one < held->count; one += 2) {
-        int64_t two = one + 1 < held->count ? one + 1 : one;
-        NAME(lanes) sums[8] = {{0}};
-        for (int64_t i = 0; i < held->width; i++) {
-            const NAME(lanes) *key_of = (const NAME(lanes) *)turned[i];
-            float first = held->query[one][i], second = held->query[two][i];
-            sums[0] += first * key_of[0], sums[1] += first * key_of[1];
-            sums[2] += first * key_of[2], sums[3] += first * key_of[3];
-            sums[4] += second * key_of[0], sums[5] += second * key_of[1];
-            sums[6] += second * key_of[2], sums[7] += second * key_of[3];
-        }
-        NAME(add_scores)(score[one], (const float *)sums, tokens);
-        if (two != one)
-            NAME(add_scores)(score[two], (const float *)(sums + 4), tokens);
-    }
+    float turned[WIDTH][AT_A_TIME];
+    const int64_t width = held->width;
+    NAME(turn)(keys, key, stride, tokens, width, turned);
+    int64_t one = 0;
+#if LEVEL == 512 /* which has registers for so many */
+    for (; one + 4 <= held->count; one += 4) NAME(scores_by)(held->query + one * width, width, turned, 4, score + one);
+#endif
+    for (; one + 2 <= held->count; one += 2) NAME(scores_by)(held->query + one * width, width, turned, 2, score + one);
+    for (; one < held->count; one++) NAME(scores_by)(held->query + one * width, width, turned, 1, score + one);
 }
 
-/* What a query has so far is brought to its new greatest score; scores become powers. */
-static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float *scores, int64_t tokens)
+/* What a query has so far is brought to its new greatest score; scores become powers, and what it sees is noted. */
+static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float score[AT_A_TIME],
+                                   const float bias[AT_A_TIME], NAME(whole_lanes) seen[4])
 {
-    float most = held->most[one], *made = held->made[one];
-    for (int64_t token = 0; token < tokens; token++)
-        most = scores[token] > most || scores[token] != scores[token] ? scores[token] : most;
-    if (most == -__builtin_inff()) {
-        for (int64_t token = 0; token < tokens; token++) scores[token] = 0;
-        return;
+    NAME(lanes) *scores = (NAME(lanes) *)score, all, sums = {0};
+    const NAME(lanes) *added = (const NAME(lanes) *)bias;
+    const float least = -__builtin_inff();
+    for (int part = 0; part < 4; part++) {
+        NAME(lanes) sum = scores[part] + added[part]; /* what is not seen may be anything */
+        scores[part] = NAME(blended)(added[part] == least, added[part], sum);
+        all = part ? NAME(blended)(scores[part] > all, scores[part], all) : scores[0];
     }
-    float before = NAME(exp)(held->most[one] - most), sum = held->sum[one] * before;
-    for (int64_t token = 0; token < tokens; token++) scores[token] = NAME(exp)(scores[token] - most);
-    for (int64_t token = 0; token < tokens; token++) sum += scores[token];
+    float own = NAME(greatest)(NAME(blended)(all == all, all, least - (NAME(lanes)){0})), most = held->most[one];
+    most = own > most ? own : most;
+    if (most == least) { /* nothing is seen so far, unless it is no number */
+        int is_nan = 0;
+        for (int i = 0; i < AT_A_TIME; i++) is_nan |= score[i] != score[i];
+        if (!is_nan) {
+            for (int i = 0; i < AT_A_TIME; i++) score[i] = 0;
+            return;
+        }
+        most = 0;
+    }
+    for (int i = 0; i < AT_A_TIME; i++) score[i] = NAME(exp)(score[i] - most);
+    for (int part = 0; part < 4; part++) {
+        sums += scores[part];
+        seen[part] |= scores[part] != 0;
+    }
+    float before = NAME(exp)(held->most[one] - most), *made = held->made + one * held->pitch;
     if (before != 1)
-        for (int64_t i = 0; i < held->wide; i++) made[i] *= before;
+        for (int64_t i = 0; i < held->pitch; i++) made[i] *= before;
     held->most[one] = most;
-    held->sum[one] = sum;
+    held->sum[one] = held->sum[one] * before + NAME(total)(sums);
 }
 
 /* Add the values by their powers; a value whose power is 0 may be anything. */
@@ -122,7 +209,7 @@ static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struc
     for (int64_t token = 0; token < tokens; token++) {
         const float *found = NAME(load)(values->data, values->type, value + token * stride, 1, held->wide, row);
         for (int64_t one = 0; one < held->count; one++) {
-            float *made = held->made[one], power = score[one][token];
+            float *made = held->made + one * held->pitch, power = score[one][token];
             if (power == 0)
                 continue;
             #pragma omp simd
@@ -131,40 +218,59 @@ static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struc
     }
 }
 
-#define BESIDE 32 /* numbers of a value whose sums stay in registers */
-
-static inline void NAME(add_some_values)(struct NAME(held) * held, int64_t one, int64_t begin, int64_t some,
-                                         float rows[AT_A_TIME][BESIDE], int64_t tokens,
-                                         float score[TOGETHER][AT_A_TIME])
+/* BESIDE numbers of the values by the powers of so many queries, known where this is compiled. */
+static inline __attribute__((always_inline)) void NAME(add_by)(float *made, int64_t pitch, const float *rows,
+                                                               int64_t tokens, const int count,
+                                                               float score[][AT_A_TIME])
 {
-    NAME(lanes) sums[8] = {{0}};
+    NAME(lanes) sums[16];
+    #pragma GCC unroll 8
+    for (int one = 0; one < count; one++) {
+        sums[2 * one] = ((NAME(lanes) *)(made + one * pitch))[0];
+        sums[2 * one + 1] = ((NAME(lanes) *)(made + one * pitch))[1];
+    }
     for (int64_t token = 0; token < tokens; token++) {
-        const NAME(lanes) *row = (const NAME(lanes) *)rows[token];
-        for (int query = 0; query < 4; query++) { /* those beyond the last one are not read */
-            float power = score[one + query][token];
-            sums[2 * query] += power * row[0], sums[2 * query + 1] += power * row[1];
+        const NAME(lanes) *row = (const NAME(lanes) *)(rows + token * pitch);
+        #pragma GCC unroll 8
+        for (int one = 0; one < count; one++) {
+            float power = score[one][token];
+            sums[2 * one] += power * row[0], sums[2 * one + 1] += power * row[1];
         }
     }
-    for (int query = 0; query < 4 && one + query < held->count; query++)
-        for (int64_t i = 0; i < some; i++)
-            held->made[one + query][begin + i] += ((const float *)(sums + 2 * query))[i];
+    #pragma GCC unroll 8
+    for (int one = 0; one < count; one++) {
+        ((NAME(lanes) *)(made + one * pitch))[0] = sums[2 * one];
+        ((NAME(lanes) *)(made + one * pitch))[1] = sums[2 * one + 1];
+    }
 }
 
 /* The same for many; a value that no query sees may be anything. */
 static inline void NAME(add_values)(struct NAME(held) * held, const struct operand *values, int64_t value,
-                                    int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
+                                    int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME],
+                                    const NAME(whole_lanes) seen[4])
 {
-    float rows[AT_A_TIME][BESIDE], row[BESIDE];
-    for (int64_t begin = 0; begin < held->wide; begin += BESIDE) {
-        int64_t some = held->wide - begin < BESIDE ? held->wide - begin : BESIDE;
-        for (int64_t token = 0; token < tokens; token++) {
-            int is_seen = 0;
-            for (int64_t one = 0; one < held->count; one++) is_seen |= score[one][token] != 0;
-            const float *found = NAME(load)(values->data, values->type, value + token * stride + begin, 1, some, row);
-            for (int64_t i = 0; i < BESIDE; i++) rows[token][i] = is_seen && i < some ? found[i < some ? i : 0] : 0;
+    float rows[AT_A_TIME * WIDTH], row[WIDTH];
+    const int64_t pitch = held->pitch;
+    for (int64_t token = 0; token < tokens; token++) {
+        float *mine = rows + token * pitch;
+        int64_t own = seen[token / 16][token % 16] ? held->wide : 0;
+        if (own) {
+            const float *found = NAME(load)(values->data, values->type, value + token * stride, 1, own, row);
+            for (int64_t i = 0; i < own; i++) mine[i] = found[i];
         }
-        for (int64_t one = 0; one < held->count; one += 4)
-            NAME(add_some_values)(held, one, begin, some, rows, tokens, score);
+        for (int64_t i = own; i < pitch; i++) mine[i] = 0;
+    }
+    for (int64_t begin = 0; begin < pitch; begin += BESIDE) {
+        float *made = held->made + begin;
+        const float *some = rows + begin;
+        int64_t one = 0;
+#if LEVEL == 512
+        for (; one + 8 <= held->count; one += 8)
+            NAME(add_by)(made + one * pitch, pitch, some, tokens, 8, score + one);
+#endif
+        for (; one + 4 <= held->count; one += 4)
+            NAME(add_by)(made + one * pitch, pitch, some, tokens, 4, score + one);
+        for (; one < held->count; one++) NAME(add_by)(made + one * pitch, pitch, some, tokens, 1, score + one);
     }
 }
 
@@ -173,25 +279,27 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
                                 const struct operand *values, int64_t value, int64_t value_stride,
                                 const struct NAME(mask) * mask, int64_t tokens)
 {
-    float score[TOGETHER][AT_A_TIME] = {{0}};
-    for (int64_t one = 0; one < held->count; one++)
-        NAME(biases)(mask, one, tokens, score[one]);
+    float score[TOGETHER][AT_A_TIME], bias[AT_A_TIME];
+    NAME(whole_lanes) seen[4] = {{0}};
     if (held->count < MANY)
         NAME(scores_of_few)(held, keys, key, key_stride, tokens, score);
     else
         NAME(scores_of_many)(held, keys, key, key_stride, tokens, score);
-    for (int64_t one = 0; one < held->count; one++)
-        NAME(powers_of)(held, one, score[one], tokens);
+    for (int64_t one = 0; one < held->count; one++) {
+        if (!one || (mask->data && mask->query))
+            NAME(biases)(mask, one, tokens, bias);
+        NAME(powers_of)(held, one, score[one], bias, seen);
+    }
     if (held->count < MANY)
         NAME(add_values_of_few)(held, values, value, value_stride, tokens, score);
     else
-        NAME(add_values)(held, values, value, value_stride, tokens, score);
+        NAME(add_values)(held, values, value, value_stride, tokens, score, seen);
 }
 
 /* A query that sees nothing gives 0, as torch has it. */
 static inline void NAME(answered)(struct NAME(held) * held, int64_t one, const struct operand *to, int64_t place)
 {
-    float *made = held->made[one], by = held->sum[one] == 0 ? 0.0f : 1.0f / held->sum[one];
+    float *made = held->made + one * held->pitch, by = held->sum[one] == 0 ? 0.0f : 1.0f / held->sum[one];
     for (int64_t i = 0; i < held->wide; i++) made[i] *= by;
     NAME(store)(to->data, to->type, place, 1, held->wide, made);
 }
@@ -208,8 +316,7 @@ static void NAME(attention)(const struct step *step, int64_t from, int64_t until
         int64_t group = head / step->whole[0];
         struct NAME(held) held;
         struct NAME(mask) seen = {0};
-        held.width = step->size[3], held.wide = step->size[4];
-        held.count = rows - first < TOGETHER ? rows - first : TOGETHER;
+        NAME(begin)(&held, rows - first < TOGETHER ? rows - first : TOGETHER, step->size[3], step->size[4]);
         for (int64_t one = 0; one < held.count; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + head * query->stride[1] +
                         (first + one) * query->stride[2], (float)step->number);
@@ -247,7 +354,7 @@ static void NAME(paged_attention)(const struct step *step, int64_t from, int64_t
     for (int64_t unit = from; unit < until; unit++) {
         int64_t item = unit / groups, group = unit % groups, length = NAME(length)(step, item), some;
         struct NAME(held) held;
-        held.width = step->size[3], held.wide = wide, held.count = share;
+        NAME(begin)(&held, share, step->size[3], wide);
         for (int64_t one = 0; one < share; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + (group * share + one) * query->stride[1],
                         (float)step->number);

@@ -1,4 +1,37 @@
-/* Numbers of a dtype as floats, and back. */
+/* Numbers of a dtype as floats, and back; sixteen at a time. */
+
+typedef float NAME(lanes) __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t NAME(whole_lanes) __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* `one` where `which` is set, else `other`. */
+static inline __attribute__((always_inline)) NAME(lanes) NAME(blended)(NAME(whole_lanes) which, NAME(lanes) one,
+                                                                       NAME(lanes) other)
+{
+    return (NAME(lanes))((which & (NAME(whole_lanes))one) | (~which & (NAME(whole_lanes))other));
+}
+
+static inline __attribute__((always_inline)) float NAME(total)(NAME(lanes) all)
+{
+#if LEVEL == 512
+    return _mm512_reduce_add_ps((__m512)all);
+#else
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) all[i] += all[i + half];
+    return all[0];
+#endif
+}
+
+
+static inline __attribute__((always_inline)) float NAME(greatest)(NAME(lanes) all)
+{
+#if LEVEL == 512
+    return _mm512_reduce_max_ps((__m512)all);
+#else
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) all[i] = all[i + half] > all[i] ? all[i + half] : all[i];
+    return all[0];
+#endif
+}
 
 static inline float NAME(wide)(uint16_t half)
 {

@@ -17,17 +17,6 @@ static inline __attribute__((always_inline)) NAME(lanes) NAME(widened)(const int
 #endif
 }
 
-static inline __attribute__((always_inline)) float NAME(total)(NAME(lanes) all)
-{
-#if LEVEL == 512
-    return _mm512_reduce_add_ps((__m512)all);
-#else
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) all[i] += all[i + half];
-    return all[0];
-#endif
-}
-
 /* A row of the weight by `count` rows of x, known where this is compiled: 1, 2, 4 or 8. */
 static inline __attribute__((always_inline)) void NAME(by_rows)(const int8_t *weight, const float *x, int64_t width,
                                                                 const int count, float *made)

@@ -11,7 +11,7 @@
 
 /* What is not written down: who calls has to see to it. */
 #define ROW 8192         /* numbers of a row that is held at once */
-#define TOGETHER 16      /* queries that meet the same keys and values */
+#define TOGETHER 64      /* queries that meet the same keys and values */
 #define WIDTH 256        /* numbers of a query, a key or a value, at the most */
 #define MOST_ROWS 16     /* of x in a product */
 #define MOST_WIDE 131072 /* numbers of these rows */

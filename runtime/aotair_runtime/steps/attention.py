@@ -1,4 +1,4 @@
-"""Which attentions are small enough: as steps."""
+"""Which attentions are made faster than by torch: as steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,15 @@ from ..devices import attention as paged
 from .written import FLOATS, TOGETHER, TYPES, WIDTH, Lies, Steps, are_apart, written
 
 _ATTENTION, _PAGED_ATTENTION = 64, 65
-_SCORES = 1 << 10  # of a head, below which torch's kernel costs more than it saves
+# By `benchmarks.joined`: many queries, for which keys are turned, over not too many keys; or of few queries a few
+# scores for each head, below which torch's kernel costs more than it saves.
+_MANY, _LONGEST, _SCORES = 6, 512, 1 << 10
 _PLAIN = (int, float, bool, type(None))
 _FEW = 4  # queries: of halves, torch's kernel for so few is slow over keys of any number
 
 
 def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -> Steps | None:
-    """`aten::scaled_dot_product_attention` with few scores for each head."""
+    """`aten::scaled_dot_product_attention` over not too many keys, or with few scores for each head."""
     if len(args) not in (3, 4):
         return None
     query, keys, values, mask = *args[:3], args[3] if len(args) == 4 else given.pop("attn_mask", None)
@@ -31,7 +33,7 @@ def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -
     share = heads // groups if groups else 0
     fits = keys.shape == (batch, groups, tokens, width) and out.shape == (batch, heads, rows, wide)
     fits = fits and share * groups == heads and (share == 1 or grouped)
-    fits = fits and tokens * rows > 0 and (tokens * rows < _SCORES or (rows <= _FEW and query.itemsize == 2))
+    fits = fits and tokens * rows > 0 and _pays(rows, tokens, query.itemsize == 2)
     alike = query.dtype in FLOATS and all(one.dtype == query.dtype for one in (keys, values, out))
     if not fits or not alike or max(width, wide) > WIDTH or min(width, wide) < 1:
         return None
@@ -49,6 +51,10 @@ def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -
     number = width**-0.5 if scale is None else float(scale)
     sizes = (batch, heads, rows, width, wide, tokens)
     return Steps(written(_ATTENTION, 4, sizes, lies, number, (share, 0)), 1)
+
+
+def _pays(rows: int, tokens: int, halves: bool) -> bool:
+    return tokens <= _LONGEST if rows >= _MANY else tokens * rows < _SCORES or (halves and rows <= _FEW)
 
 
 def paged_attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | None:

@@ -15,7 +15,7 @@ from ..devices.results import meet
 DIMS = 5
 # What the kernels take for granted: numbers of a row; queries that meet the same keys, and numbers of each; rows of a
 # product, and their numbers.
-ROW, TOGETHER, WIDTH, MOST_ROWS, MOST_WIDE = 8192, 16, 256, 16, 131072
+ROW, TOGETHER, WIDTH, MOST_ROWS, MOST_WIDE = 8192, 64, 256, 16, 131072
 MOST = 1 << 16  # numbers of a result: with more, the call itself is what takes time
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TYPES = {dtype: number for number, dtype in enumerate((*FLOATS, torch.bool, torch.int64, torch.int32, torch.int8))}
