@@ -164,9 +164,9 @@ def speed_node(batch: str) -> dict[str, float]:
 
 def _reads(loaded: Any) -> dict[str, Callable[[], object]]:
     """Passes over as many bytes as a step reads of weights: all matrices, one of which is a table too."""
-    numbers = sum(math.prod(one.shape) for one in loaded.program.constants if len(one.shape) == 2)
-    states = sum(math.prod(loaded.program.constants[one.constant].shape) for one in loaded.program.state)
-    one = torch.ones(numbers - states)
+    states = {state.constant for state in loaded.program.state}
+    weights = [one for number, one in enumerate(loaded.program.constants) if number not in states]
+    one = torch.ones(sum(math.prod(weight.shape) for weight in weights if len(weight.shape) == 2))
     return dict(zip(_READS, (one.sum, one.amax)))
 
 
