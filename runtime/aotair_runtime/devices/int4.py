@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from . import large_pages
 from .base import Allocates
 
 _aten = torch.ops.aten
@@ -19,7 +20,7 @@ class Int4Weight(Allocates):
     """
 
     def __init__(self, weight: torch.Tensor):
-        self._packed = _packed(weight)
+        self._packed = large_pages.copied(_packed(weight))
         self.nbytes: int = self._packed.nbytes
 
     def fill(self, weight: torch.Tensor) -> None:

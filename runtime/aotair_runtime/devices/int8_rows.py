@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import large_pages
 from .base import Allocates
 from .results import check_out, meet
 
@@ -49,7 +50,7 @@ class Int8Rows(Allocates):
     """A weight (n, k) as it is, at an address that the kernel takes, which that in a file need not be."""
 
     def __init__(self, weight: Tensor):
-        self.rows = weight.clone()
+        self.rows = large_pages.copied(weight)
         self.nbytes: int = self.rows.nbytes
 
     def fill(self, weight: Tensor) -> None:

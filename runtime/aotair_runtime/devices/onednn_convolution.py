@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..format.packed import CONVOLUTION
+from . import large_pages
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
@@ -158,7 +159,7 @@ class _Layout:
     def fill(self, weight: torch.Tensor) -> None:
         """Take the values of a weight; the first call finds the memory for them."""
         if not hasattr(self, "memory"):
-            self._packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
+            self._packed = large_pages.memory(self.nbytes)
             self.memory = self._kept.memory(self.desc, self._packed.data_ptr())
         seen = weight.contiguous().view(self._sizes)
         self._kept.library.rearrange(seen, self._sizes, seen.stride(), self._kind, self.desc, self.memory)

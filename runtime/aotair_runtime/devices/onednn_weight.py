@@ -5,6 +5,7 @@ from ctypes import c_void_p
 
 import torch
 
+from . import large_pages
 from .onednn_library import Kept, Library
 
 PROBE = 64  # rows for which a layout is asked: it is the same for all
@@ -25,7 +26,7 @@ class BlockedWeight:
         calls the dtype."""
         self._kept, self.kind, self._dims = kept, kind, dims
         self.desc, self.nbytes = layout
-        self._packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
+        self._packed = large_pages.memory(self.nbytes)
         self.memory = kept.memory(self.desc, self._packed.data_ptr())
         self._shape, self._dtype = weight.shape, weight.dtype
         self.fill(weight)

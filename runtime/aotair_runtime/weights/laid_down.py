@@ -7,11 +7,11 @@ import torch
 from ..artifact.open import Artifact
 from ..artifact.pages import give_back
 from ..capture.graphs import Resident
-from ..devices import Device, Packed
+from ..devices import Device, Packed, large_pages
 from ..devices.forms import packs
 from ..errors import MalformedError
 from ..format.packed import needs_packed, packed_constants
-from ..memory.packed import plain_elsewhere
+from ..memory.packed import packed_bytes, plain_elsewhere
 
 
 def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Resident:
@@ -19,7 +19,9 @@ def laid_down(artifact: Artifact, device: Device, pack_weights: bool) -> Residen
     packed."""
     constants = _placed(artifact, device, pack_weights)
     states = device.copies([constants[state.constant] for state in artifact.program.state])
-    packed = _packed(artifact, constants, device, pack_weights)
+    sizes = packed_bytes(artifact.program, device.kind, pack_weights) if device.is_host else {}
+    with large_pages.room(list(sizes.values())):
+        packed = _packed(artifact, constants, device, pack_weights)
     if device.is_host:
         for number in artifact.in_file & {number for number, _ in packed}:
             if constants[number].data_ptr() == artifact.constants[number].data_ptr():
