@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import blocks
 import checkpoints
 import pytest
 import torch
@@ -12,26 +13,11 @@ from marks import long
 import aotair
 from aotair.chat.generate import Generator
 from aotair.chat.sampling import Sampler, Sampling
-from aotair.hf import latent_prolog
 from aotair.recipe.job import job_of
 from aotair.recipe.read import completed, parse_recipe
 from aotair_runtime.artifact.open import read_program
 
-PROMPTS = [[5, 9, 200], [17, 3, 3, 8, 250, 99, 1, 4, 31]]
 ATTENTION = "npu::npu_fused_infer_attention_score"
-
-
-def recipe(folder: Path, dtype: str = "float16", device: str = "npu", **kwargs: Any) -> dict[str, Any]:
-    options = {"cache": "paged", "slots": 4, "length": 64, "block": 16, **kwargs}
-    return {
-        "name": "blocks",
-        "model": {"pretrained": str(folder), "task": "text-generation", "dtype": dtype, "kwargs": options},
-        "entry_points": {
-            "prefill": {"buckets": {"batch": [1, 2], "seq": [16]}},
-            "decode": {"buckets": {"batch": [1, 2]}},
-        },
-        "target": {"device": device},
-    }
 
 
 def written(folder: Path, config: tf.PretrainedConfig) -> torch.nn.Module:
@@ -48,10 +34,10 @@ def over_blocks(served: aotair.Model, count: int) -> list[list[int]]:
     """The likeliest tokens after each prompt, whose blocks lie apart; padded where `served` has no bucket for two."""
     table = torch.tensor([[3, 1, 16, 16], [0, 2, 16, 16]]).to(served.device)
     ids, mask = (torch.zeros(2, 9, dtype=torch.int64) for _ in range(2))
-    for row, prompt in enumerate(PROMPTS):
+    for row, prompt in enumerate(blocks.PROMPTS):
         ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
     tokens = served.prefill(ids.to(served.device), mask.to(served.device), table).argmax(-1)
-    lengths, found = [len(prompt) for prompt in PROMPTS], [tokens]
+    lengths, found = [len(prompt) for prompt in blocks.PROMPTS], [tokens]
     for _ in range(count - 1):
         positions = torch.tensor(lengths).to(served.device)
         lengths = [length + 1 for length in lengths]
@@ -63,33 +49,26 @@ def over_blocks(served: aotair.Model, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("config", [checkpoints.llama, long(sliding)])
 def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
     model = written(tmp_path / "w", config())
-    path = aotair.build(recipe(tmp_path / "w"), tmp_path / "x.aotair")
+    path = aotair.build(blocks.recipe(tmp_path / "w"), tmp_path / "x.aotair")
     with aotair.load(path, device="cpu", enable_output_clone=True) as served:
         assert [spec.name for spec in served.decode.spec.inputs][-1] == "lengths"
-        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
+        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in blocks.PROMPTS]
         for bucket in served.decode.spec.buckets:
             ops = [served.program.ops[served.program.instructions[number].op].name for number in bucket.code]
             assert sum(op.startswith(ATTENTION) for op in ops) == model.config.num_hidden_layers
         generator = Generator(served)
-        alone = list(generator.tokens(PROMPTS[1], Sampler(Sampling()), frozenset(), 8))
-        assert alone == checkpoints.generated(model, PROMPTS[1], 8)
-
-
-def latent() -> tf.PretrainedConfig:
-    """Of the widths that the op has a kernel for: latents of 512 numbers, rotated keys of 64."""
-    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": None}
-    heads = {"num_key_value_heads": 4, "head_dim": 64, "first_k_dense_replace": 2}
-    return tf.DeepseekV3Config(**checkpoints.llama().to_diff_dict() | sizes | heads | {"model_type": "deepseek_v3"})
+        alone = list(generator.tokens(blocks.PROMPTS[1], Sampler(Sampling()), frozenset(), 8))
+        assert alone == checkpoints.generated(model, blocks.PROMPTS[1], 8)
 
 
 @pytest.mark.long
 def test_latents_are_read_in_their_blocks(tmp_path: Path):
-    model, asked = written(tmp_path / "w", latent()), recipe(tmp_path / "w")
+    model, asked = written(tmp_path / "w", blocks.latent()), blocks.recipe(tmp_path / "w")
     for entry in asked["entry_points"].values():
         entry["buckets"]["batch"] = [2]
     path = aotair.build(asked, tmp_path / "x.aotair")
     with aotair.load(path, device="cpu", enable_output_clone=True) as served:
-        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in PROMPTS]
+        assert over_blocks(served, 20) == [checkpoints.generated(model, prompt, 20) for prompt in blocks.PROMPTS]
         for bucket in served.decode.spec.buckets:
             calls = [served.program.instructions[number] for number in bucket.code]
             names = [served.program.ops[call.op].name for call in calls]
@@ -97,52 +76,18 @@ def test_latents_are_read_in_their_blocks(tmp_path: Path):
             assert not any("softmax" in name for name in names)
 
 
-def prologs(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> tf.PretrainedConfig:
-    """Latent attention whose queries and rows one op makes, whose widths are smaller here than on a device."""
-    sizes = {"hidden_size": 64, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 16, "qk_rope_head_dim": 64}
-    monkeypatch.setattr(latent_prolog, "_WIDTHS", {n: size for n, size in sizes.items() if n != "hidden_size"})
-    monkeypatch.setattr(latent_prolog, "_HIDDEN", (sizes["hidden_size"],))
-    return tf.DeepseekV3Config(**latent().to_diff_dict() | sizes | {"model_type": "deepseek_v3"} | changed)
-
-
-def decoding(folder: Path, weight_nz: bool) -> dict[str, Any]:
-    found = recipe(folder, "bfloat16") | {"config": {"experimental_config": {"weight_nz": weight_nz}}}
-    found["entry_points"] = {
-        "prefill": {"buckets": {"batch": [2], "seq": [16]}},
-        "decode": {"buckets": {"batch": [3]}},
-    }
-    return found
-
-
-def tokens_by_rows(served: aotair.Model, rows: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The logits of some tokens after each prompt, in rows of a call of three, and what the states then hold."""
-    table = torch.tensor([[3, 1, 16, 16], [0, 2, 16, 16]])
-    ids, mask = (torch.zeros(2, 9, dtype=torch.int64) for _ in range(2))
-    for row, prompt in enumerate(PROMPTS):
-        ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
-    made = [served.prefill(ids, mask, table).float()]
-    places, lengths = torch.full((3, 4), 16), torch.ones(3, dtype=torch.int64)
-    places[rows], lengths[rows] = table, torch.tensor([len(prompt) for prompt in PROMPTS]) + 1
-    for token in (7, 8, 9):
-        real = lengths > 1
-        logits = served.decode(torch.full((3,), token), (lengths - 1) * real, places, lengths.tolist())
-        made.append(logits[rows].float())
-        lengths = torch.where(real, lengths + 1, lengths)
-    return made, [state.clone() for state in served.state.values()]
-
-
 def test_one_op_makes_queries_and_rows_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = prologs(monkeypatch)
+    config = blocks.prologs(monkeypatch)
     checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(config).to(torch.bfloat16))
     found = {}
     for name, nz in (("at once", True), ("apart", False)):
-        path = aotair.build(decoding(tmp_path / "w", nz), tmp_path / f"{name}.aotair")
+        path = aotair.build(blocks.decoding(tmp_path / "w", nz), tmp_path / f"{name}.aotair")
         calls = lifted(path)
         assert calls.get("npu::npu_mla_prolog_v3", 0) == (config.num_hidden_layers if nz else 0)
         assert "npu::npu_mla_prolog_v3_functional" not in calls and calls[ATTENTION + ".out"]
         for rows in ([0, 1], [2, 1]):  # what pads a call comes last, or first
             with aotair.load(path, device="cpu", enable_output_clone=True) as served:
-                found[name, rows[0]] = tokens_by_rows(served, rows)
+                found[name, rows[0]] = blocks.tokens_by_rows(served, rows)
     for rows in (0, 2):
         (logits, states), (want, rows_apart) = found["at once", rows], found["apart", rows]
         largest = max(float(one.abs().max()) for one in want)
@@ -167,10 +112,10 @@ def test_one_op_makes_queries_and_rows_of_latent_attention(tmp_path: Path, monke
 def test_layers_that_its_kernel_does_not_take(
     changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
-    config = prologs(monkeypatch, **changed)
+    config = blocks.prologs(monkeypatch, **changed)
     checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(config).to(torch.bfloat16))
     with caplog.at_level("INFO", logger="aotair"):
-        source = completed(parse_recipe(decoding(tmp_path / "w", True)))
+        source = completed(parse_recipe(blocks.decoding(tmp_path / "w", True)))
         job_of(source).factory(**source.model.kwargs)
     assert f"npu_mla_prolog_v3 is not called by layer 0: {why}" in caplog.text
 
@@ -181,7 +126,7 @@ def test_layers_that_its_kernel_does_not_take(
     ids=["in float32", "of 8 tokens", "not paged", "on the CPU"],
 )
 def test_what_the_kernel_does_not_take_needs_no_lengths(changed: dict[str, Any], checkpoint: Path):
-    found = completed(parse_recipe(recipe(checkpoint, **changed)))
+    found = completed(parse_recipe(blocks.recipe(checkpoint, **changed)))
     assert "lengths" not in found.entry_points["decode"].inputs
 
 
@@ -195,7 +140,7 @@ def lifted(path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), long("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
 def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(name: str, mesh: dict[str, int], tmp_path: Path):
     written(tmp_path / "w", checkpoints.decoder(name))
-    plain = recipe(tmp_path / "w", "float32", cache="static", slots=2)
+    plain = blocks.recipe(tmp_path / "w", "float32", cache="static", slots=2)
     del plain["model"]["kwargs"]["block"]
     plain["entry_points"] = {"decode": {"buckets": {"batch": [2]}}}
     whole = lifted(aotair.build(plain, tmp_path / "whole.aotair"))
