@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from .part import Part, Size
 
 Scheme = Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"]
 _NO_FLOAT8 = (
-    "{}: Atlas A2 and A3 have no float8, torch's product of float8 takes longer on CPUs than one of bfloat16, and on "
-    "GPUs none is called yet; take int8_dynamic, or name a checkpoint that is in float8 (model.weights)"
+    "no scheme of float8 ({}): Atlas A2 and A3 have none, torch's product of it takes longer on CPUs than bfloat16's, "
+    "and none is called on GPUs yet; take a scheme of int8, or name a checkpoint that is in float8 (model.weights)"
 )
 
 
@@ -51,13 +51,14 @@ class QuantizePart(Part):
         "reported errors follow from these; null: random inputs",
     )
 
-    @field_validator("linear", "experts", "kv_cache", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_float8(cls, value: object) -> object:
-        for asked in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(asked, str) and asked.startswith(("fp8", "float8")):
-                raise ValueError(_NO_FLOAT8.format(asked))
-        return value
+    def _no_float8(cls, given: object) -> object:
+        asked = [given.get(name) for name in ("linear", "experts", "kv_cache")] if isinstance(given, dict) else []
+        for one in [item for value in asked for item in (value.values() if isinstance(value, dict) else [value])]:
+            if isinstance(one, str) and one.lower().startswith(("fp8", "float8")):
+                raise ValueError(_NO_FLOAT8.format(one))
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> "QuantizePart":

@@ -166,7 +166,7 @@ static inline void NAME(scores_of_many)(const struct NAME(held) * held, const st
     for (; one < held->count; one++) NAME(scores_by)(held->query + one * width, width, turned, 1, score + one);
 }
 
-/* What a query has so far is brought to its new greatest score; scores become powers, and what it sees is noted. */
+/* What a query has so far is brought to its new greatest score; scores become powers, and what it may see is noted. */
 static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float score[AT_A_TIME],
                                    const float bias[AT_A_TIME], NAME(whole_lanes) seen[4])
 {
@@ -176,6 +176,7 @@ static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float 
     for (int part = 0; part < 4; part++) {
         NAME(lanes) sum = scores[part] + added[part]; /* what is not seen may be anything */
         scores[part] = NAME(blended)(added[part] == least, added[part], sum);
+        seen[part] |= added[part] != least;
         all = part ? NAME(blended)(scores[part] > all, scores[part], all) : scores[0];
     }
     float own = NAME(greatest)(NAME(blended)(all == all, all, least - (NAME(lanes)){0})), most = held->most[one];
@@ -190,10 +191,7 @@ static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float 
         most = 0;
     }
     for (int i = 0; i < AT_A_TIME; i++) score[i] = NAME(exp)(score[i] - most);
-    for (int part = 0; part < 4; part++) {
-        sums += scores[part];
-        seen[part] |= scores[part] != 0;
-    }
+    for (int part = 0; part < 4; part++) sums += scores[part];
     float before = NAME(exp)(held->most[one] - most), *made = held->made + one * held->pitch;
     if (before != 1)
         for (int64_t i = 0; i < held->pitch; i++) made[i] *= before;
@@ -201,17 +199,18 @@ static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float 
     held->sum[one] = held->sum[one] * before + NAME(total)(sums);
 }
 
-/* Add the values by their powers; a value whose power is 0 may be anything. */
+/* Add the values by their powers; a value that no query may see may be anything. */
 static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struct operand *values, int64_t value,
-                                           int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
+                                           int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME],
+                                           const NAME(whole_lanes) seen[4])
 {
     float row[WIDTH];
     for (int64_t token = 0; token < tokens; token++) {
+        if (!seen[token / 16][token % 16])
+            continue;
         const float *found = NAME(load)(values->data, values->type, value + token * stride, 1, held->wide, row);
         for (int64_t one = 0; one < held->count; one++) {
             float *made = held->made + one * held->pitch, power = score[one][token];
-            if (power == 0)
-                continue;
             #pragma omp simd
             for (int64_t i = 0; i < held->wide; i++) made[i] += power * found[i];
         }
@@ -244,7 +243,7 @@ static inline __attribute__((always_inline)) void NAME(add_by)(float *made, int6
     }
 }
 
-/* The same for many; a value that no query sees may be anything. */
+/* The same for many. */
 static inline void NAME(add_values)(struct NAME(held) * held, const struct operand *values, int64_t value,
                                     int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME],
                                     const NAME(whole_lanes) seen[4])
@@ -291,7 +290,7 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
         NAME(powers_of)(held, one, score[one], bias, seen);
     }
     if (held->count < MANY)
-        NAME(add_values_of_few)(held, values, value, value_stride, tokens, score);
+        NAME(add_values_of_few)(held, values, value, value_stride, tokens, score, seen);
     else
         NAME(add_values)(held, values, value, value_stride, tokens, score, seen);
 }

@@ -404,7 +404,7 @@ class Model:
         anew, and where anything fails the weights are as before. Adapters of other layers than linear ones, of weights
         that layers share, and with options that compute otherwise are refused by name. Raises WeightsError.
         """
-        if not isinstance(scale, (int, float)) or not abs(scale) <= sys.float_info.max:
+        if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not abs(scale) <= sys.float_info.max:
             raise ArgumentError("load_adapter: scale is no number", got=repr(scale)[:80], expected="a finite number")
         if not isinstance(path, (str, Path)) or not isinstance(base, (str, Path, type(None))):
             raise ArgumentError("load_adapter takes paths", got=f"{path!r} and base={base!r}"[:80])

@@ -194,9 +194,9 @@ def test_what_a_target_has_no_kernel_for_is_refused_with_what_it_has(device, sch
     ("asked", "said"),
     [
         ({"linear": "int2"}, "(?s)quantize.linear.*int8_dynamic.*int4_weight_only"),
-        ({"linear": "fp8_weight_only"}, "fp8_weight_only: Atlas A2 and A3 have no float8"),
-        ({"linear": {"*": "float8_dynamic"}}, "float8_dynamic: .*take int8_dynamic"),
-        ({"kv_cache": "fp8"}, "fp8: .* have no float8"),
+        ({"linear": "fp8_weight_only"}, r"no scheme of float8 \(fp8_weight_only\): Atlas A2 and A3 have none"),
+        ({"linear": {"*": "float8_dynamic"}}, r"\(float8_dynamic\): .*take a scheme of int8"),
+        ({"kv_cache": "FP8"}, r"no scheme of float8 \(FP8\)"),
         ({"linear": "int8_dynamic", "group_size": 32}, "group_size is for int8_weight_only and int4_weight_only"),
         ({"linear": "int4_weight_only", "group_size": 0}, "quantize.group_size"),
         ({"linear": {}}, "say what to quantise"),

@@ -15,6 +15,7 @@ from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
 from aotair_runtime.errors import AotairError, ArgumentError, ClosedError, WeightsError
+from aotair_runtime.weights.adapter import _is_of_another_layer
 
 LAYERS = {"first": (3, 4), "second": (3, 4)}
 ALPHA = 6
@@ -190,6 +191,25 @@ def test_what_peft_itself_computes(tmp_path):
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "out"),
+    [
+        ("model.layers.1.q", {"layers_to_transform": [1]}, False),
+        ("model.layers.1.q", {"layers_to_transform": 0}, True),
+        ("layers.1.q", {"layers_to_transform": [1]}, True),  # nothing before the name: as PEFT has it
+        ("model.layers.1.experts.0.w", {"layers_to_transform": [0]}, False),
+        ("model.layers.1.experts.0.w", {"layers_to_transform": [1], "layers_pattern": "layers"}, False),
+        ("model.layers.1.experts.0.w", {"layers_to_transform": [0], "layers_pattern": ["layers", "h"]}, True),
+        ("model.layers.1.q", {"layers_to_transform": [1], "layers_pattern": "blocks"}, True),
+        ("model.layers.1.q", {"layers_to_transform": [2], "layers_pattern": "lay.*"}, False),  # not tried
+        ("model.layers.1.q", {"layers_to_transform": []}, False),
+        ("model.layers.1.q", {"layers_pattern": "blocks"}, False),
+    ],
+)
+def test_layers_by_number_are_found_as_peft_finds_them(module: str, said: dict, out: bool):
+    assert _is_of_another_layer(said, module) is out
 
 
 def without(name: str) -> dict[str, torch.Tensor]:

@@ -375,6 +375,16 @@ def test_products_of_few_rows_with_a_weight_of_int8(rows, n, width, kind, seed):
     assert table.steps(air.linear_int8.out, (x, weight, scale), wrong) is None
 
 
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_a_value_that_is_none_counts_where_it_may_be_seen_however_little(rows: int):
+    query, key, value = torch.zeros(1, 2, rows, 16), torch.zeros(1, 2, 66, 16), torch.randn(1, 2, 66, 16)
+    query[..., 0], key[..., 0], key[:, :, 7, 0] = 40.0, 10.0, -10.0  # its power is 0
+    value[:, :, 7] = math.nan
+    out = torch.zeros_like(query)
+    run(aten.scaled_dot_product_attention.default, query, key, value, targets=[out])
+    assert out.isnan().all()
+
+
 @pytest.mark.parametrize(("rows", "keys"), [(6, 513), (5, 205), (1, 1024)])
 def test_attention_that_torch_makes_faster_is_torchs(rows: int, keys: int):
     query, key = torch.zeros(1, 1, rows, 8), torch.zeros(1, 1, keys, 8)

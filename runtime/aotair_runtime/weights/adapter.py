@@ -5,6 +5,7 @@ A directory with `adapter_model.safetensors`, which holds `base_model.model.MODU
 of the formula, W + scale · alpha / rank · B·A (with rslora, alpha / √rank): the documentation of PEFT's LoraConfig.
 """
 
+import itertools
 import json
 import math
 import re
@@ -43,7 +44,7 @@ _SERVED: Mapping[str, tuple[object, ...] | None] = {
 }
 _MERGE = "merge it into the checkpoint (PEFT's merge_and_unload), and load that with load_weights"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
-_LAYER = re.compile(r"\.[^.]*\.(\d{1,9})\.")  # the number of a layer in the name of a module, as PEFT looks for it
+_LAYER = re.compile(r".*\.[^.]*\.(\d{1,9})\.")  # the last number in the name of a module, as PEFT looks for a layer's
 _ALPHA = 8  # PEFT's own default
 
 
@@ -179,18 +180,33 @@ def _refuse_contradiction(config: Mapping[str, Any], module: str, rank: int, pat
             got=str(rank),
         )
     targets, left, layers = (config.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform"))
-    number = _LAYER.search(module)
-    layers = [layers] if isinstance(layers, int) else layers
     named = not isinstance(targets, list) or any(_is_end(key, module) for key in targets)
     out = isinstance(left, list) and any(_is_end(key, module) for key in left)
-    out = out or (isinstance(layers, list) and bool(layers) and number is not None and int(number[1]) not in layers)
-    if not named or out:
+    if not named or out or _is_of_another_layer(config, module):
         raise WeightsError(
             f"the adapter's file has factors of {module}, which its configuration leaves out",
             where=str(path),
             got=f"target_modules {targets!r}, exclude_modules {left!r}, layers_to_transform {layers!r}"[:200],
             fix="take the factors out of the file, or name the layer in the configuration",
         )
+
+
+def _is_of_another_layer(config: Mapping[str, Any], module: str) -> bool:
+    """Whether the configuration names layers by number, and a module is in none of them: as PEFT looks for the number,
+    behind any name, or behind one of `layers_pattern`. Expressions there are not tried."""
+    layers, names = config.get("layers_to_transform"), config.get("layers_pattern")
+    layers = [layers] if isinstance(layers, int) else layers
+    if not isinstance(layers, list) or not layers:
+        return False
+    names = [names] if isinstance(names, str) else names
+    if not names:
+        found = _LAYER.match(module)
+        return found is None or int(found[1]) not in layers
+    if not isinstance(names, list) or not all(isinstance(one, str) and _PLAIN_NAME.fullmatch(one) for one in names):
+        return False
+    parts = module.split(".")
+    behind = [part for before, part in itertools.pairwise(parts[1:-1]) if before in names and part.isdecimal()]
+    return not behind or int(behind[-1][:9]) not in layers
 
 
 def _is_end(key: object, module: str) -> bool:
