@@ -10,14 +10,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotair_runtime.steps import library, table
+from aotair_runtime.steps import attention, library, table
 from aotair_runtime.steps.join import Joined, Named
 
 pytestmark = pytest.mark.skipif(find_spec("aotair_kernels") is None, reason="aotair-kernels is not installed")
 
 aten, air = torch.ops.aten, torch.ops.air
+pays = attention._pays
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SPECIAL = (0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, 88.7, -103.0, 0.49, -0.51, 1e4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def whatever_pays():
+    """Kernels are right where torch's are faster, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "is_wide", lambda: True)
+        patch.setattr(attention, "_pays", lambda *_: True)
+        yield
 
 
 def run(op: torch._ops.OpOverload, *args: object, targets: Sequence[torch.Tensor] | None = None, **kwargs: object):
@@ -385,11 +395,28 @@ def test_a_value_that_is_none_counts_where_it_may_be_seen_however_little(rows: i
     assert out.isnan().all()
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(6, 513), (5, 205), (1, 1024)])
-def test_attention_that_torch_makes_faster_is_torchs(rows: int, keys: int):
-    query, key = torch.zeros(1, 1, rows, 8), torch.zeros(1, 1, keys, 8)
-    made = table.steps(aten.scaled_dot_product_attention.default, (query, key, key), {}, [torch.zeros_like(query)])
-    assert made is None
+@pytest.mark.parametrize(
+    ("rows", "keys", "halves", "wide", "taken"),
+    [
+        (6, 512, False, True, True),
+        (6, 513, False, True, False),
+        (6, 6, False, False, False),
+        (5, 25, False, False, True),
+        (5, 26, False, True, False),
+        (1, 1023, False, False, True),
+        (1, 1024, False, True, False),
+        (4, 1024, True, False, True),
+    ],
+)
+def test_attention_that_torch_makes_faster_is_torchs(rows, keys, halves, wide, taken, monkeypatch):
+    monkeypatch.setattr(library, "is_wide", lambda: wide)
+    assert pays(rows, keys, halves) is taken
+
+
+def test_products_with_int8_are_torchs_where_registers_are_narrow(monkeypatch):
+    monkeypatch.setattr(library, "is_wide", lambda: False)
+    given = torch.ones(1, 32), torch.ones(4, 32, dtype=torch.int8), torch.ones(4)
+    assert table.steps(air.linear_int8.out, given, {"out": torch.zeros(1, 4)}) is None
 
 
 DECLINED = {

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..devices import attention as paged
+from . import library
 from .written import FLOATS, TOGETHER, TYPES, WIDTH, Lies, Steps, are_apart, written
 
 _ATTENTION, _PAGED_ATTENTION = 64, 65
 # By `benchmarks.joined`: many queries, for which keys are turned, over not too many keys; or of few queries a few
-# scores for each head, below which torch's kernel costs more than it saves.
-_MANY, _LONGEST, _SCORES = 6, 512, 1 << 10
+# scores for each head, and more where there is one query, below which torch's kernel costs more than it saves.
+_MANY, _LONGEST, _SCORES, _OF_ONE = 6, 512, 128, 1 << 10
 _PLAIN = (int, float, bool, type(None))
 _FEW = 4  # queries: of halves, torch's kernel for so few is slow over keys of any number
 
@@ -54,7 +55,9 @@ def attention(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -
 
 
 def _pays(rows: int, tokens: int, halves: bool) -> bool:
-    return tokens <= _LONGEST if rows >= _MANY else tokens * rows < _SCORES or (halves and rows <= _FEW)
+    if rows >= _MANY:
+        return tokens <= _LONGEST and library.is_wide()
+    return tokens * rows < (_OF_ONE if rows == 1 else _SCORES) or (halves and rows <= _FEW)
 
 
 def paged_attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | None:
@@ -69,6 +72,7 @@ def paged_attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Steps | N
     share, wide = heads // groups, values.shape[1] // groups
     fits = all(one.dtype in (torch.int64, torch.int32) for one in (table, lengths)) and query.dtype in FLOATS
     fits = fits and tokens == 1 and share <= TOGETHER and max(width, wide) <= WIDTH and out.numel() > 0
+    fits = fits and (share < _MANY or library.is_wide())
     fits = fits and query.stride(3) == keys.stride(1) == values.stride(1) == out.stride(3) == 1
     read = (query, keys, values, table, mask, lengths)
     if not fits or any(one is not None for one in scales) or not are_apart(out, read):

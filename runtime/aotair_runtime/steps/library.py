@@ -29,6 +29,11 @@ def level() -> str:
     return "" if found is None else found.aotair_kernels_level().decode("ascii")
 
 
+def is_wide() -> bool:
+    """Whether the library has registers of sixteen numbers here: its products are slower than torch's with others."""
+    return level() == "AVX-512"
+
+
 def why_none() -> str:
     """Why there is no library; empty where there is one."""
     return _found()[1]
