@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
+from ..tools.user_modules import import_modules
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, import_modules, loaded
+from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, loaded
 
 
 @click.command()

@@ -9,8 +9,9 @@ import torch
 
 from aotair_runtime.errors import AotairError
 
+from ..tools.user_modules import import_modules
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, SET, import_modules
+from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, SET
 
 if TYPE_CHECKING:
     from ..debugger.finding import Debugged

@@ -9,8 +9,9 @@ import aotair_runtime
 from aotair_runtime import TrustPolicy
 from aotair_runtime.format.schema import SIGNATURE_FILE
 
+from ..tools.user_modules import import_modules
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, import_modules, trusting
+from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, trusting
 
 
 @click.command()

@@ -1,7 +1,6 @@
 """What several commands take, and how they load an artifact."""
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import click
 
 import aotair_runtime
 from aotair_runtime import TrustPolicy
-from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
+from ..tools.user_modules import import_modules
 from .echo import only_rank_0
 
 ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
@@ -79,15 +78,3 @@ def loaded(
     model = aotair_runtime.load(artifact, allow_namespaces=namespaces, allow_ops=ops, **options)
     only_rank_0(model.rank)
     return model
-
-
-def import_modules(modules: tuple[str, ...]) -> None:
-    """What --import names."""
-    import importlib
-
-    sys.path.insert(0, str(Path.cwd()))
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except (ImportError, ValueError) as error:
-            raise AotairError(f"--import {module}: {error}", expected="a module that Python finds") from error

@@ -10,7 +10,7 @@ from .part import Part, Size
 
 Scheme = Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"]
 _NO_FLOAT8 = (
-    "no scheme of float8 ({}): Atlas A2 and A3 have none, torch's product of it takes longer on CPUs than bfloat16's, "
+    "for {} no scheme of float8 ({}): Atlas A2 and A3 have none, torch's product takes longer on CPUs than bfloat16's, "
     "and none is called on GPUs yet; take a scheme of int8, or name a checkpoint that is in float8 (model.weights)"
 )
 
@@ -54,10 +54,13 @@ class QuantizePart(Part):
     @model_validator(mode="before")
     @classmethod
     def _no_float8(cls, given: object) -> object:
-        asked = [given.get(name) for name in ("linear", "experts", "kv_cache")] if isinstance(given, dict) else []
-        for one in [item for value in asked for item in (value.values() if isinstance(value, dict) else [value])]:
-            if isinstance(one, str) and one.lower().startswith(("fp8", "float8")):
-                raise ValueError(_NO_FLOAT8.format(one))
+        if not isinstance(given, dict):
+            return given
+        for name in ("linear", "experts", "kv_cache"):
+            value = given.get(name)
+            for one in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(one, str) and one.lower().startswith(("fp8", "float8")):
+                    raise ValueError(_NO_FLOAT8.format(name, one))
         return given
 
     @model_validator(mode="after")

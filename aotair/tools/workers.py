@@ -21,6 +21,8 @@ from aotair_runtime.format.sizes import describe
 from aotair_runtime.format.text import table
 from aotair_runtime.weights.golden import golden_inputs
 
+from .user_modules import import_modules
+
 _START = 300.0  # seconds until all have loaded
 
 
@@ -106,8 +108,6 @@ def _worker(work: Work) -> _Found:
 
 
 def _measured(work: Work, together: Barrier) -> Iterator[tuple[str, str, float, float]]:
-    from ..commands.options import import_modules
-
     import_modules(work.modules)
     torch.set_num_threads(work.threads)  # copies beside the replay too
     with aotair_runtime.load(work.artifact, threads=work.threads, **(work.options or {})) as model:

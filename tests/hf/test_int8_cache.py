@@ -182,5 +182,5 @@ def test_a_model_without_attention_has_nothing_to_round(tmp_path: Path):
 
 
 def test_another_dtype_is_no_choice(tmp_path: Path):
-    with pytest.raises(RecipeError, match=r"quantize\.kv_cache(.|\n)*int8"):
+    with pytest.raises(RecipeError, match=r"quantize(.|\n)*for kv_cache no scheme of float8(.|\n)*int8"):
         aotair.build(recipe(tmp_path, STATIC) | {"quantize": {"kv_cache": "fp8"}}, tmp_path / "x.aotair")
