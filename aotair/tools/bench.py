@@ -13,6 +13,7 @@ import torch
 from aotair_runtime import Model
 from aotair_runtime.artifact.open import read_golden
 from aotair_runtime.call.host_time import without_replay
+from aotair_runtime.format.schema import EntryPoint
 from aotair_runtime.format.sizes import describe
 from aotair_runtime.format.text import table
 from aotair_runtime.weights.golden import golden_inputs
@@ -49,24 +50,30 @@ def measure(model: Model, originals: Mapping[str, Callable[..., object]], second
 def _measured(
     model: Model, caller: Any, originals: Mapping[str, Callable[..., object]], seconds: float
 ) -> Iterator[BucketTimes]:
+    for entry, bucket, inputs in golden_calls(model):
+        calls = [functools.partial(getattr(caller, entry.name), *inputs)]
+        if entry.name in originals:
+            named = {spec.name: value for spec, value in zip(entry.inputs, inputs)}
+            calls.append(functools.partial(originals[entry.name], **named))
+        replays, *eager = _in_turns(calls, seconds, model.synchronize)
+        yield BucketTimes(
+            entry.name,
+            bucket,
+            statistics.median(replays) * 1e3,
+            _percentile(replays, 0.99) * 1e3,
+            None if model.program.mesh else _host_seconds(model, entry.name, inputs) * 1e6,
+            statistics.median(eager[0]) * 1e3 if eager else None,
+        )
+
+
+def golden_calls(model: Model) -> Iterator[tuple[EntryPoint, str, list[Any]]]:
+    """For every bucket its entry point, its name and its golden inputs, as a call takes them."""
     golden = read_golden(model.artifact)
     for entry in model.program.entry_points:
         for number, bucket in enumerate(entry.buckets):
-            names = [spec.name for spec in entry.inputs]
             given = golden_inputs(golden, entry, number, model.device)
-            inputs: list[Any] = [tensor.tolist() if spec.host else tensor for spec, tensor in zip(entry.inputs, given)]
-            calls = [functools.partial(getattr(caller, entry.name), *inputs)]
-            if entry.name in originals:
-                calls.append(functools.partial(originals[entry.name], **dict(zip(names, inputs))))
-            replays, *eager = _in_turns(calls, seconds, model.synchronize)
-            yield BucketTimes(
-                entry.name,
-                describe(entry, bucket.sizes),
-                statistics.median(replays) * 1e3,
-                _percentile(replays, 0.99) * 1e3,
-                None if model.program.mesh else _host_seconds(model, entry.name, inputs) * 1e6,
-                statistics.median(eager[0]) * 1e3 if eager else None,
-            )
+            inputs = [tensor.tolist() if spec.host else tensor for spec, tensor in zip(entry.inputs, given)]
+            yield entry, describe(entry, bucket.sizes), inputs
 
 
 def bench_table(rows: Sequence[BucketTimes]) -> str:

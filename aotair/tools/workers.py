@@ -15,12 +15,10 @@ from typing import Any
 import torch
 
 import aotair_runtime
-from aotair_runtime.artifact.open import read_golden
 from aotair_runtime.errors import AotairError
-from aotair_runtime.format.sizes import describe
 from aotair_runtime.format.text import table
-from aotair_runtime.weights.golden import golden_inputs
 
+from .bench import golden_calls
 from .user_modules import import_modules
 
 _START = 300.0  # seconds until all have loaded
@@ -99,27 +97,20 @@ def _worker(work: Work) -> _Found:
         return list(_measured(work, together))
     except threading.BrokenBarrierError:
         raise
-    except AotairError as error:
+    except Exception as error:  # whatever it is: the others wait for this one, and it goes from process to process
         together.abort()
-        raise AotairError(str(error)) from None  # which goes from process to process
-    except Exception as error:
-        together.abort()
-        raise AotairError(f"a worker failed: {error}") from None
+        raise AotairError(str(error) if isinstance(error, AotairError) else f"a worker failed: {error}") from None
 
 
 def _measured(work: Work, together: Barrier) -> Iterator[tuple[str, str, float, float]]:
     import_modules(work.modules)
     torch.set_num_threads(work.threads)  # copies beside the replay too
     with aotair_runtime.load(work.artifact, threads=work.threads, **(work.options or {})) as model:
-        golden = read_golden(model.artifact)
-        for entry in model.program.entry_points:
-            for number, bucket in enumerate(entry.buckets):
-                given = golden_inputs(golden, entry, number, model.device)
-                inputs = [tensor.tolist() if spec.host else tensor for spec, tensor in zip(entry.inputs, given)]
-                call = model.entry_points[entry.name]
-                call(*inputs)
-                together.wait(_START)
-                yield entry.name, describe(entry, bucket.sizes), *_rate(call, inputs, work.seconds)
+        for entry, bucket, inputs in golden_calls(model):
+            call = model.entry_points[entry.name]
+            call(*inputs)
+            together.wait(_START)
+            yield entry.name, bucket, *_rate(call, inputs, work.seconds)
 
 
 def _rate(call: Any, inputs: Sequence[Any], seconds: float) -> tuple[float, float]:
