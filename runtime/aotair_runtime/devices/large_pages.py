@@ -12,6 +12,8 @@ from contextvars import ContextVar
 
 import torch
 
+from .zeros import mapping
+
 PAGE = 2 << 20
 _LINE = 64  # what addresses are a multiple of
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -21,10 +23,7 @@ class _Room:
     """Memory that is handed out piece by piece, and given back when nobody holds a piece any more."""
 
     def __init__(self, nbytes: int):
-        try:
-            whole = mmap.mmap(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise RuntimeError(f"can't allocate memory: {nbytes:,} bytes ({error.strerror})") from None
+        whole = mapping(nbytes + PAGE)
         if _ADVICE is not None:
             with contextlib.suppress(OSError):  # of a system without large pages
                 whole.madvise(_ADVICE)

@@ -11,12 +11,15 @@ _LEAST = 1 << 16  # bytes from which a mapping of its own is worth it
 def memory(nbytes: int) -> torch.Tensor:
     """Bytes that are zero, so that nothing of this process can be read in them, and that cannot be made more. Raises
     RuntimeError, as torch's own allocator does, where the system has none left."""
+    return torch.frombuffer(mapping(nbytes), dtype=torch.uint8)[:nbytes]  # which keeps it alive
+
+
+def mapping(nbytes: int) -> mmap.mmap:
+    """The same as the system gives it: its own, not that of copies of the process too."""
     try:
-        # Its own, not that of copies of the process too; kept alive by the tensor.
-        whole = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise RuntimeError(f"can't allocate memory: {nbytes:,} bytes ({error.strerror})") from None
-    return torch.frombuffer(whole, dtype=torch.uint8)[:nbytes]
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
