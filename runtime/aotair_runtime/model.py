@@ -105,8 +105,9 @@ def load(
     ("aten::bincount"), and `allow_namespaces`: whole namespaces. You vouch that they stay within the tensors they get.
     `pack_weights`: False reads weights as they lie in the file, where the build would have this processor's own form of
     them (linear layers on the CPU in bfloat16, and in float32 on AMD's or with a library of oneDNN; the format NZ on
-    NPUs): slower, and on the CPU without a second copy of these weights in memory. Weights of four bits are packed
-    in any case. On the CPU False also leaves out kernels of other libraries than torch's (`aotair-kernels`).
+    NPUs): slower, and on the CPU without a second copy of these weights in memory. Weights of four bits, and on NPUs
+    those of `npu_mla_prolog_v3`, are packed in any case. On the CPU False also leaves out kernels of other libraries
+    than torch's (`aotair-kernels`).
     `verify_weights`: "full" (True) compares every byte of the weights with the digests that the build recorded;
     "sampled" those of the first 64 MiB and of an eighth of the others, drawn by chance: it finds what was cut or copied
     badly sooner than later, not one changed byte; "length" (False) none. The logger `aotair.runtime` says at the level
