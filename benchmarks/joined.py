@@ -1,7 +1,8 @@
 """Small ops of the CPU: by aotair-kernels beside torch's own calls, by rows; and whole replays with and without it.
 
-What `aotair_runtime/steps` takes (`MOST` numbers, attentions that are small) rests on these. The replays are those of
-artifacts: by default SmolLM2's (`make chat`) and the sentence encoder's. Medians of blocks that take turns.
+What `aotair_runtime/steps` takes (`MOST` numbers, attentions that are small, products of few rows) rests on these. The
+replays are those of artifacts: by default SmolLM2's (`make chat`) and the sentence encoder's. Medians of blocks that
+take turns.
 """
 
 import functools
@@ -13,10 +14,12 @@ from unittest import mock
 import torch
 
 import aotair
+from aotair_runtime.devices import onednn_product
 from aotair_runtime.format.text import table
-from aotair_runtime.steps import join, library
+from aotair_runtime.steps import join, library, products
 from aotair_runtime.steps import table as steps
 from aotair_runtime.steps.join import Joined, Named
+from aotair_runtime.steps.written import Steps
 
 from .common import Row, artifact, options, report
 from .five_shapes import SHAPES
@@ -28,6 +31,8 @@ QUERIES = (
     *((1, 9, 1, 512, 64), (8, 9, 1, 512, 64), (1, 9, 128, 512, 64), (1, 12, 197, 197, 64), (1, 6, 1500, 1500, 64)),
     *((1, 12, 32, 32, 64), (1, 12, 64, 64, 64), (4, 12, 128, 128, 64), (1, 8, 64, 64, 160), (1, 8, 256, 256, 80)),
 )
+WEIGHTS = ((576, 192), (576, 576), (576, 1536), (1536, 576), (576, 49152), (4096, 4096))  # in, out
+LARGE = 160_000_000  # bytes of weights that are read in turn
 SMOLLM2 = Path("build/smollm2.aotair")
 _aten, _air = torch.ops.aten, torch.ops.air
 Case = tuple[Any, Sequence[object], Mapping[str, object], list[torch.Tensor] | None]
@@ -41,7 +46,7 @@ def main() -> None:
     if library.run() is None:
         raise SystemExit(f"aotair-kernels: {library.why_none()}")
     with torch.inference_mode():
-        rows = [*_ops(given.blocks), *_attentions(given.blocks)]
+        rows = [*_ops(given.blocks), *_attentions(given.blocks), *_products(given.blocks)]
     for path in given.artifact or [SMOLLM2, artifact("minilm", given.rebuild)]:
         rows += _replays(path, given.blocks)
     report(rows, given.json)
@@ -98,6 +103,46 @@ def _attentions(blocks: int) -> Iterator[Row]:
             lines.append([what, f"{1e6 * torchs:.1f}", f"{1e6 * ours:.1f}", f"{ours / torchs:.2f}"])
             yield Row(f"{what}: / torch", 1.0, ours / torchs, "x")
     print(table(["us", "torch", "joined", "ratio"], lines) + "\n", flush=True)
+
+
+def _products(blocks: int) -> Iterator[Row]:
+    """Products with weights that no cache holds, beside a prepared kernel of oneDNN."""
+    lines, kernel = [], library.run()
+    assert kernel is not None
+    for kind in (torch.float32, torch.bfloat16):
+        for width, outs in WEIGHTS:
+            if not onednn_product.takes((outs, width), kind):
+                continue
+            count = max(1, LARGE // (width * outs * kind.itemsize))
+            weights = [onednn_product.LibraryWeight(torch.randn(outs, width).to(kind)) for _ in range(count)]
+            for rows in (1, 2, 4, 8, 16):
+                found = _product(weights, torch.randn(rows, width).to(kind), kernel, blocks)
+                if found is None:
+                    continue
+                ours, theirs = (one / count for one in found)
+                what = f"{rows} rows of {width} by {outs} x {width}, {str(kind).removeprefix('torch.')}"
+                lines.append([what, f"{1e6 * theirs:.1f}", f"{1e6 * ours:.1f}", f"{ours / theirs:.2f}"])
+                yield Row(f"{what}: / oneDNN", 1.0, ours / theirs, "x")
+    print(table(["us", "oneDNN", "joined", "ratio"], lines) + "\n", flush=True)
+
+
+def _product(
+    weights: Sequence[onednn_product.LibraryWeight], x: torch.Tensor, kernel: library.Run, blocks: int
+) -> tuple[float, float] | None:
+    """Seconds of a product with each of the weights by the library, and by oneDNN; None where the library does not
+    take it."""
+    made, prepared = list[tuple[Named, Steps]](), list[Callable[[], object]]()
+    for weight in weights:
+        out = torch.empty(len(x), weight.outs, dtype=x.dtype)
+        given = (torch.ops.aten.mm.out, (x, torch.empty(weight.outs, x.shape[1], dtype=x.dtype).t()), {"out": out})
+        one, call = products.linear_blocks(weight, *given, None), weight.call(*given)
+        if one is None or call is None:
+            return None
+        made.append((Named(call, "here"), one))
+        prepared.append(call)
+    both = {"joined": Joined(made, kernel), "oneDNN": lambda: [call() for call in prepared]}
+    found = medians(both, blocks)
+    return found["joined"], found["oneDNN"]
 
 
 def _measured(case: Case, blocks: int) -> tuple[float, float] | None:

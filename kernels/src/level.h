@@ -32,7 +32,7 @@ static void NAME(handed_out)(part_of part, const struct step *step, int64_t coun
 }
 
 /* Let x lie as floats without gaps, once for all threads, and multiply. */
-static void NAME(multiply)(const struct step *step, int threads)
+static void NAME(multiply)(part_of part, const struct step *step, int64_t count, int threads)
 {
     static _Thread_local float wide[MOST_WIDE] __attribute__((aligned(64))); /* rows of whole vectors stay in line */
     struct { struct step head; struct operand operand[4]; } own;
@@ -46,7 +46,7 @@ static void NAME(multiply)(const struct step *step, int threads)
     own.head = *step;
     for (int one = 0; one < 4; one++) own.operand[one] = step->operand[one];
     own.operand[1].data = (char *)wide;
-    NAME(shared)(NAME(linear_int8), &own.head, n, n * rows * width / 4, threads);
+    NAME(shared)(part, &own.head, count, n * rows * width / 4, threads);
 }
 
 /* Whether a step was made: not where its numbers are beyond its tensors. */
@@ -73,7 +73,8 @@ static int NAME(make)(const struct step *step, int threads)
         if (products >= 0)
             NAME(handed_out)(NAME(paged_attention), step, size[0] * size[1], products, threads);
         return products >= 0;
-    case LINEAR_INT8: NAME(multiply)(step, threads); return 1;
+    case LINEAR_INT8: NAME(multiply)(NAME(linear_int8), step, size[0], threads); return 1;
+    case LINEAR_BLOCKS: NAME(multiply)(NAME(linear_blocks), step, (size[0] + 15) / 16, threads); return 1;
     default: NAME(shared)(NAME(pointwise), step, rows * tiles_of(step), all, threads); return 1;
     }
 }

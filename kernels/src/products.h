@@ -1,4 +1,4 @@
-/* Few rows of floats times the transpose of a weight of int8, which is read once, as it lies. */
+/* Few rows of floats times the transpose of a weight, which is read once, as it lies: of int8, or in oneDNN's blocks. */
 
 /* Sixteen numbers of int8 as floats. */
 static inline __attribute__((always_inline)) NAME(lanes) NAME(widened)(const int8_t *from)
@@ -70,5 +70,96 @@ static void NAME(linear_int8)(const struct step *step, int64_t from, int64_t unt
             float one = made[row] * factor;
             NAME(store)(to->data, to->type, row * to->stride[0] + n, 1, 1, &one);
         }
+    }
+}
+
+/* Numbers of `deep` rows of x, of which there are `count`, by `across` vectors of a block, of bfloat16 where `halves`:
+   what `count`, `across` and `halves` are is known where this is compiled. Sums lie a block apart. */
+static inline __attribute__((always_inline)) void NAME(by_block)(const char *weight, const float *x, int64_t width,
+                                                                 int64_t deep, const int count, const int across,
+                                                                 const int halves, float *sums)
+{
+    NAME(lanes) made[4 * 4];
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * across; i++)
+        made[i] = *(const NAME(lanes) *)(sums + i / across * BLOCK + i % across * 16);
+    for (int64_t k = 0; k < deep; k += halves ? 2 : 1, weight += 4 * BLOCK) {
+        #pragma GCC unroll 4
+        for (int i = 0; i < across; i++) {
+            NAME(whole_lanes) found = *(const NAME(whole_lanes) *)(weight + 64 * i);
+            __builtin_prefetch(weight + 64 * i + AHEAD);
+            #pragma GCC unroll 4
+            for (int row = 0; row < count; row++)
+                made[row * across + i] += (halves ? (NAME(lanes))(found << 16) : (NAME(lanes))found) * x[row * width + k];
+            #pragma GCC unroll 4
+            for (int row = 0; halves && row < count; row++)
+                made[row * across + i] += (NAME(lanes))(found & (int32_t)0xffff0000) * x[row * width + k + 1];
+        }
+    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * across; i++)
+        *(NAME(lanes) *)(sums + i / across * BLOCK + i % across * 16) = made[i];
+}
+
+#define ACROSS(COUNT, HALVES)                                                                                          \
+    switch (across) {                                                                                                  \
+    case 4: NAME(by_block)(weight, x, width, deep, COUNT, 4, HALVES, sums); break;                                     \
+    case 3: NAME(by_block)(weight, x, width, deep, COUNT, 3, HALVES, sums); break;                                     \
+    case 2: NAME(by_block)(weight, x, width, deep, COUNT, 2, HALVES, sums); break;                                     \
+    default: NAME(by_block)(weight, x, width, deep, COUNT, 1, HALVES, sums);                                           \
+    }
+#define BY_BLOCK(NAME_OF, COUNT, HALVES)                                                                               \
+    static __attribute__((noinline)) void NAME(NAME_OF)(const char *weight, const float *x, int64_t width,            \
+                                                        int64_t deep, int across, float *sums)                         \
+    {                                                                                                                  \
+        ACROSS(COUNT, HALVES)                                                                                          \
+    }
+BY_BLOCK(one_row, 1, 0)
+BY_BLOCK(two_rows, 2, 0)
+BY_BLOCK(four_rows, 4, 0)
+BY_BLOCK(one_row_of_halves, 1, 1)
+BY_BLOCK(two_rows_of_halves, 2, 1)
+BY_BLOCK(four_rows_of_halves, 4, 1)
+
+/* Operands: result (rows, n), x (rows, width) as floats without gaps, weight in blocks of 64 rows: in each lie, for each
+   number of a row of x, or two of bfloat16, those of the block that meet them; bias (n,). size: n, rows, width, bytes of
+   a block; whole[0]: whether there is a bias. A unit are 16 rows of the weight. */
+static void NAME(linear_blocks)(const struct step *step, int64_t from, int64_t until)
+{
+    const int64_t n = step->size[0], rows = step->size[1], width = step->size[2];
+    const struct operand *to = step->operand, *weight = to + 2, *bias = to + 3;
+    const float *x = (const float *)to[1].data;
+    const int halves = weight->type == BF16;
+    for (int64_t unit = from; unit < until;) {
+        const int64_t block = unit / 4, within = unit % 4;
+        const int64_t across = until - unit < 4 - within ? until - unit : 4 - within;
+        const int64_t first = unit * 16, count = n - first < across * 16 ? n - first : across * 16;
+        const char *start = weight->data + block * step->size[3] + within * 64;
+        float sums[MOST_ROWS * BLOCK] __attribute__((aligned(64))), held[BLOCK];
+        __builtin_memset(sums, 0, rows * BLOCK * sizeof(float));
+        if (step->whole[0]) {
+            const float *summands = NAME(load)(bias->data, bias->type, first, 1, count, held);
+            for (int64_t row = 0; row < rows; row++)
+                __builtin_memcpy(sums + row * BLOCK, summands, count * sizeof(float));
+        }
+        for (int64_t k = 0; k < width; k += DEEP) {
+            const int64_t deep = width - k < DEEP ? width - k : DEEP;
+            const char *part = start + k * BLOCK * (halves ? 2 : 4);
+            for (int64_t row = 0; row < rows;) {
+                const int64_t together = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
+                const float *given = x + row * width + k;
+                float *made = sums + row * BLOCK;
+                if (together == 4)
+                    (halves ? NAME(four_rows_of_halves) : NAME(four_rows))(part, given, width, deep, across, made);
+                else if (together == 2)
+                    (halves ? NAME(two_rows_of_halves) : NAME(two_rows))(part, given, width, deep, across, made);
+                else
+                    (halves ? NAME(one_row_of_halves) : NAME(one_row))(part, given, width, deep, across, made);
+                row += together;
+            }
+        }
+        for (int64_t row = 0; row < rows; row++)
+            NAME(store)(to->data, to->type, row * to->stride[0] + first, 1, count, sums + row * BLOCK);
+        unit += across;
     }
 }

@@ -15,6 +15,9 @@
 #define WIDTH 256        /* numbers of a query, a key or a value, at the most */
 #define MOST_ROWS 16     /* of x in a product */
 #define MOST_WIDE 131072 /* numbers of these rows */
+#define BLOCK 64         /* rows of a weight that lie together */
+#define AHEAD 4096       /* bytes that a weight is asked for before it is read */
+#define DEEP 128         /* numbers of a row that meet a part of them while that is near */
 
 enum type { F32, BF16, F16, BOOL, I64, I32, I8 };
 
@@ -29,7 +32,7 @@ enum op {
     /* Of heads. */
     ATTENTION = 64, PAGED_ATTENTION,
     /* Of matrices. */
-    LINEAR_INT8 = 80
+    LINEAR_INT8 = 80, LINEAR_BLOCKS
 };
 
 /* A tensor: operand 0 is written. Strides count numbers, and are 0 where a dimension repeats. */

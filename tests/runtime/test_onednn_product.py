@@ -14,6 +14,7 @@ import aotair
 from aotair_runtime.capture import bind
 from aotair_runtime.devices import onednn_library, onednn_product
 from aotair_runtime.devices.onednn_product import LibraryWeight, Product
+from aotair_runtime.steps import library
 
 aten = torch.ops.aten
 MM, ADDMM, LINEAR = aten.mm.out, aten.addmm.out, aten.linear.default
@@ -267,7 +268,7 @@ class Block(torch.nn.Module):
 def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = {"x": {"shape": ["n", 256], "dtype": "float32", "pad": "any"}}
     out = tmp_path_factory.mktemp("joined") / "block.aotair"
-    return aotair.build(model=Block(), out=out, inputs=inputs, buckets={"n": [4, 48]})
+    return aotair.build(model=Block(), out=out, inputs=inputs, buckets={"n": [4, 12, 48]})
 
 
 def test_a_program_has_fewer_calls_and_the_same_answers(block: Path, monkeypatch: pytest.MonkeyPatch):
@@ -280,20 +281,20 @@ def test_a_program_has_fewer_calls_and_the_same_answers(block: Path, monkeypatch
             torch.testing.assert_close(model(x), plain(x), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(model(x), Block()(x), atol=1e-5, rtol=1e-5)
     packed = [bound for bound in made if any(isinstance(call, Product) for call in bound.calls)]
-    assert len(packed) == 2
+    assert len(packed) == (2 if library.is_wide() else 3), "few rows are no calls of oneDNN"
     for one in packed:
         assert sum(call is bind._done_before for call in one.calls) == 5  # gelu; silu, a product; a sum, gelu
         assert len(one.calls) == len(one.names)
 
 
 @pytest.mark.skipif(BF16 not in DTYPES, reason="the library has no fast kernels for bfloat16 on this processor")
-def test_in_bfloat16_few_rows_and_many_are_multiplied_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_in_bfloat16_some_rows_and_many_are_multiplied_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made, of = list[bind.Bound](), bind.Bound.__init__
     monkeypatch.setattr(bind.Bound, "__init__", lambda self, *args: (of(self, *args), made.append(self))[0])
     # Values beyond make numbers of which one rounding is more than the tolerance: the model multiplies two layers.
     model, x = Block().to(BF16), {"shape": ["n", 256], "dtype": "bfloat16", "range": [-4, 4], "pad": "any"}
     verify = {"atol": 0.05, "rtol": 0.05}
-    out = aotair.build(model=model, out=tmp_path / "m.aotair", inputs={"x": x}, buckets={"n": [4, 300]}, verify=verify)
+    out = aotair.build(model=model, out=tmp_path / "m.aotair", inputs={"x": x}, buckets={"n": [12, 300]}, verify=verify)
     made.clear()
     with aotair.load(out) as served, torch.no_grad():
         for rows in (3, 300):

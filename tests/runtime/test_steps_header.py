@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import ROOT
 
-from aotair_runtime.devices import int8_rows
+from aotair_runtime.devices import int8_rows, onednn_product
 from aotair_runtime.steps import attention, elementwise, products, rows, written
 
 HEADER = (ROOT / "kernels" / "src" / "step.h").read_text()
@@ -28,6 +28,7 @@ def test_ops():
     mine = {key.upper(): number for key, number in (elementwise.OF_ONE | elementwise.OF_TWO | rows._REDUCED).items()}
     mine |= {f"GELU_{'ERF' if key == 'none' else 'TANH'}": number for key, number in elementwise._GELUS.items()}
     mine |= {"COPY": elementwise._COPY, "WHERE": elementwise._WHERE, "LINEAR_INT8": products._LINEAR_INT8}
+    mine |= {"LINEAR_BLOCKS": products._LINEAR_BLOCKS}
     mine |= {"INDEX_SELECT": rows._INDEX_SELECT, "INDEX_COPY": rows._INDEX_COPY, "SOFTMAX": rows._SOFTMAX}
     mine |= {"LAYER_NORM": rows._LAYER_NORM, "DYNAMIC_QUANT": rows._DYNAMIC_QUANT}
     mine |= {"ATTENTION": attention._ATTENTION, "PAGED_ATTENTION": attention._PAGED_ATTENTION}
@@ -46,6 +47,11 @@ def test_dtypes():
 def test_limits(name: str):
     (said,) = re.findall(rf"^#define {name} (\d+)", HEADER, re.MULTILINE)
     assert int(said) == getattr(written, name)
+
+
+def test_blocks_are_as_long_as_those_of_onednn():
+    assert re.search(rf"^#define BLOCK {onednn_product.BLOCK} ", HEADER, re.MULTILINE)
+    assert max(products._FEW.values()) <= written.MOST_ROWS
 
 
 def test_rows_that_the_build_leaves_to_the_kernel_are_those_that_it_takes():

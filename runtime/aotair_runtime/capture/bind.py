@@ -11,6 +11,7 @@ from ..devices import GraphSpace, Leading, Packed, Seen
 from ..devices.base import Called
 from ..devices.host_call import HostCall
 from ..devices.int8_rows import Int8Rows
+from ..devices.onednn_product import LibraryWeight
 from ..devices.prepared import prepared, prepared_into
 from ..errors import CaptureError, MalformedError
 from ..format.extents import reach
@@ -30,8 +31,9 @@ from ..format.stream_rules import event
 from ..format.torch_names import dtype
 from ..format.values import argument_value
 from ..format.written import out_arguments, written_arguments, written_names
-from ..steps import join, table
+from ..steps import join, products, table
 from ..steps.join import Joined, Named
+from ..steps.written import Steps
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def named(
         kwargs |= out_arguments(op, written, results, instruction.node)
     if isinstance(packed, Int8Rows):
         args = [*args[:1], packed.rows, *args[2:]]  # which other kernels read as it lies
-    steps = table.steps(op, args, kwargs, targets) if tensors.joins else None
+    steps = _steps(packed, op, args, kwargs, targets) if tensors.joins else None
     node = instruction.node
     if steps is not None:
         own = functools.partial(op, *args, **kwargs)
@@ -293,6 +295,18 @@ def _with_seen(args: list[Any], weights: Mapping[int, Packed], instruction: Inst
                 raise MalformedError("its weight is seen in another shape", where=instruction.node)
             made[place] = [seen] if listed else seen
     return made
+
+
+def _steps(
+    packed: Called | None,
+    op: torch._ops.OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    targets: Sequence[torch.Tensor | None] | None,
+) -> Steps | None:
+    if isinstance(packed, LibraryWeight):
+        return products.linear_blocks(packed, op, args, kwargs, targets)
+    return table.steps(op, args, kwargs, targets)
 
 
 def _into(

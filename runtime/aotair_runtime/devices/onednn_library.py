@@ -11,6 +11,7 @@ import functools
 import sysconfig
 from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ ADD, MUL = 0x1FFF0, 0x1FFF1
 UNIMPLEMENTED = 3  # a status
 _ANY, _CPU, _IN_ORDER, _OPENMP = 1, 1, 1, 2
 _INFERENCE, _DIRECT = 96, 1
-_IMPLEMENTATION, _WEIGHTS_DESC = 8, 131
+_IMPLEMENTATION, _STRIDES, _WEIGHTS_DESC = 8, 14, 131
+_INNER_BLOCKS, _INNER_SIZES, _INNER_DIMS = 263, 264, 265
 _MAX_DIMS = 12
 _Dims = c_int64 * _MAX_DIMS
 _NAMES = ("libdnnl.so.3",)
@@ -57,6 +59,7 @@ _CALLS: dict[str, list[Any]] = {
     "dnnl_memory_desc_create_with_tag": [POINTER(c_void_p), c_int, _Dims, c_int, c_int],
     "dnnl_memory_desc_clone": [POINTER(c_void_p), c_void_p],
     "dnnl_memory_desc_destroy": [c_void_p],
+    "dnnl_memory_desc_query": [c_void_p, c_int, c_void_p],
     "dnnl_memory_create": [POINTER(c_void_p), c_void_p, c_void_p, c_void_p],
     "dnnl_memory_destroy": [c_void_p],
     "dnnl_primitive_attr_create": [POINTER(c_void_p)],
@@ -89,6 +92,16 @@ class OnednnError(RequirementError):
     def __init__(self, name: str, status: int):
         super().__init__(f"{name} of oneDNN failed with status {status}", fix="load with pack_weights=False")
         self.status = status
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a tensor lies in blocks: how many numbers apart they begin along each dimension, and, from the outermost to
+    the innermost, the size of what they are divided into and its dimension."""
+
+    strides: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dims: tuple[int, ...]
 
 
 class Library:
@@ -137,6 +150,18 @@ class Library:
             primitive = kept.primitive(kept.reorder(plain, desc))
             args = [kept.argument(SRC, plain, tensor), Argument(DST, memory)]
             self.execute(primitive, kept.stream(), len(args), (Argument * len(args))(*args))
+
+    def blocks(self, desc: c_void_p, dims: int) -> Blocks:
+        """In which blocks a tensor of so many dimensions lies."""
+        count = c_int()
+        self._lib.dnnl_memory_desc_query(desc, _INNER_BLOCKS, byref(count))
+        sizes, inner = (self._numbers(desc, what, count.value) for what in (_INNER_SIZES, _INNER_DIMS))
+        return Blocks(self._numbers(desc, _STRIDES, dims), sizes, inner)
+
+    def _numbers(self, desc: c_void_p, what: int, count: int) -> tuple[int, ...]:
+        found = POINTER(c_int64)()
+        self._lib.dnnl_memory_desc_query(desc, what, byref(found))
+        return tuple(found[:count])
 
     @contextlib.contextmanager
     def held(self) -> Iterator["Kept"]:

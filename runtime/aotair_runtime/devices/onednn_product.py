@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
+from .onednn_library import UNIMPLEMENTED, Argument, Blocks, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
 from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
 
 _FAST = {onednn.F32: "brg:avx512_core", onednn.BF16: "brg:avx512_core_"}  # how the names of its fast kernels begin
 
+BLOCK = 64  # outs that lie together, as kernels of our own read them
 PRODUCTS = {"aten::mm.out": 2, "aten::addmm.out": 3}  # with how many arguments
 
 
@@ -53,9 +54,20 @@ def _layout(kept: Kept, shape: Sequence[int], kind: int) -> tuple[c_void_p, int]
     return kept.weights_desc(product)
 
 
+def _block_bytes(blocks: Blocks, width: int, kind: torch.dtype) -> int:
+    """The bytes of a block of 64 outs, where in each those that meet the same number of x, or with bfloat16 two of
+    them, lie together; 0 where a weight of rows of `width` lies otherwise."""
+    pairs = 4 // kind.itemsize
+    deep = blocks.sizes[0] if blocks.sizes else 0
+    if (blocks.sizes, blocks.dims) != ((deep, BLOCK, 2)[: 1 + pairs], (0, 1, 0)[: 1 + pairs]):
+        return 0
+    padded = -(-width // (deep * pairs)) * deep * pairs
+    return padded * BLOCK * kind.itemsize if blocks.strides == (deep * pairs * BLOCK, padded * BLOCK) else 0
+
+
 class LibraryWeight(BlockedWeight):
     """The weight (out, in) of a linear layer of float32 or bfloat16. Raises ValueError for one that the library does
-    not take."""
+    not take. `block_bytes`: see `_block_bytes`."""
 
     def __init__(self, weight: torch.Tensor):
         made = library()
@@ -65,29 +77,46 @@ class LibraryWeight(BlockedWeight):
         found = _layout(kept, weight.shape, kind)
         assert found is not None  # as it was asked before
         super().__init__(kept, kind, found, weight)
+        self.block_bytes = _block_bytes(made.blocks(found[0], 2), weight.shape[1], weight.dtype)
+
+    @property
+    def outs(self) -> int:
+        """How many rows it has: numbers of a result."""
+        return self._shape[0]
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Callable[[], object] | None:
-        found = self._operands(op, args, kwargs)
-        if found is None:
-            return None
-        made = None
-        if op.name() in PRODUCTS:
-            out = self._place(kwargs["out"], found)
-            if out is None:
-                return None
-            made = product(self, found, out, ())
-        return made or functools.partial(op, *args, **kwargs)
+        if op.name() not in PRODUCTS:
+            return functools.partial(op, *args, **kwargs) if self._operands(op, args, kwargs) else None
+        found = self.placed(op, args, kwargs)
+        return found and (product(self, *found, ()) or functools.partial(op, *args, **kwargs))
 
     def into(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: torch.Tensor
     ) -> Callable[[], object] | None:
+        found = self.placed(op, args, kwargs, result)
+        return found and product(self, *found, ())
+
+    def placed(
+        self,
+        op: torch._ops.OpOverload,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        result: torch.Tensor | None = None,
+    ) -> "tuple[Operands, torch.Tensor] | None":
+        """What a call reads beside the weight, and the rows that it writes, in its out argument or else in `result`;
+        None where they do not fit each other or the weight."""
         found, x = self._operands(op, args, kwargs), args[0] if args else None
-        if found is None or not isinstance(x, torch.Tensor) or result.shape != (*x.shape[:-1], self._shape[0]):
+        if found is None:
             return None
-        out = self._place(_rows(result), found)
-        return None if out is None else product(self, found, out, ())
+        if result is None:
+            out = self._place(kwargs.get("out"), found)
+        elif isinstance(x, torch.Tensor) and result.shape == (*x.shape[:-1], self._shape[0]):
+            out = self._place(_rows(result), found)
+        else:
+            return None
+        return None if out is None else (found, out)
 
     def _operands(
         self, op: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
