@@ -1,7 +1,8 @@
 /* Small ops that a replay makes one after the other, in one call: for each set of instructions once, chosen when the
-   library is loaded. Nothing here allocates, and nothing is written but what the steps say. */
+   library is loaded. Nothing is written but what the steps say. */
 
 #include <stdint.h>
+#include <stdlib.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

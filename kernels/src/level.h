@@ -6,6 +6,7 @@
 #include "chosen.h"
 #include "attention.h"
 #include "products.h"
+#include "recurrent.h"
 
 /* Make `count` units of a step, by several threads where it is `work` enough. */
 static void NAME(shared)(part_of part, const struct step *step, int64_t count, int64_t work, int threads)
@@ -49,7 +50,7 @@ static void NAME(multiply)(part_of part, const struct step *step, int64_t count,
     NAME(shared)(part, &own.head, count, n * rows * width / 4, threads);
 }
 
-/* Whether a step was made: not where its numbers are beyond its tensors. */
+/* Whether a step was made: not where its numbers are beyond its tensors, or there is no memory for it. */
 static int NAME(make)(const struct step *step, int threads)
 {
     const int64_t rows = rows_of(step), all = rows * step->size[step->dims - 1], *size = step->size;
@@ -75,6 +76,7 @@ static int NAME(make)(const struct step *step, int threads)
         return products >= 0;
     case LINEAR_INT8: NAME(multiply)(NAME(linear_int8), step, size[0], threads); return 1;
     case LINEAR_BLOCKS: NAME(multiply)(NAME(linear_blocks), step, (size[0] + 15) / 16, threads); return 1;
+    case LSTM: return NAME(lstm)(step, threads);
     default: NAME(shared)(NAME(pointwise), step, rows * tiles_of(step), all, threads); return 1;
     }
 }

@@ -121,6 +121,28 @@ BY_BLOCK(one_row_of_halves, 1, 1)
 BY_BLOCK(two_rows_of_halves, 2, 1)
 BY_BLOCK(four_rows_of_halves, 4, 1)
 
+/* Rows of x by `across` vectors of a block: a part of the block meets all rows while it is near. */
+static inline void NAME(rows_by_block)(const char *weight, const float *x, int64_t width, int64_t rows, int across,
+                                       int halves, float *sums)
+{
+    for (int64_t k = 0; k < width; k += DEEP) {
+        const int64_t deep = width - k < DEEP ? width - k : DEEP;
+        const char *part = weight + k * BLOCK * (halves ? 2 : 4);
+        for (int64_t row = 0; row < rows;) {
+            const int64_t together = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
+            const float *given = x + row * width + k;
+            float *made = sums + row * BLOCK;
+            if (together == 4)
+                (halves ? NAME(four_rows_of_halves) : NAME(four_rows))(part, given, width, deep, across, made);
+            else if (together == 2)
+                (halves ? NAME(two_rows_of_halves) : NAME(two_rows))(part, given, width, deep, across, made);
+            else
+                (halves ? NAME(one_row_of_halves) : NAME(one_row))(part, given, width, deep, across, made);
+            row += together;
+        }
+    }
+}
+
 /* Operands: result (rows, n), x (rows, width) as floats without gaps, weight in blocks of 64 rows: in each lie, for each
    number of a row of x, or two of bfloat16, those of the block that meet them; bias (n,). size: n, rows, width, bytes of
    a block; whole[0]: whether there is a bias. A unit are 16 rows of the weight. */
@@ -142,22 +164,7 @@ static void NAME(linear_blocks)(const struct step *step, int64_t from, int64_t u
             for (int64_t row = 0; row < rows; row++)
                 __builtin_memcpy(sums + row * BLOCK, summands, count * sizeof(float));
         }
-        for (int64_t k = 0; k < width; k += DEEP) {
-            const int64_t deep = width - k < DEEP ? width - k : DEEP;
-            const char *part = start + k * BLOCK * (halves ? 2 : 4);
-            for (int64_t row = 0; row < rows;) {
-                const int64_t together = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
-                const float *given = x + row * width + k;
-                float *made = sums + row * BLOCK;
-                if (together == 4)
-                    (halves ? NAME(four_rows_of_halves) : NAME(four_rows))(part, given, width, deep, across, made);
-                else if (together == 2)
-                    (halves ? NAME(two_rows_of_halves) : NAME(two_rows))(part, given, width, deep, across, made);
-                else
-                    (halves ? NAME(one_row_of_halves) : NAME(one_row))(part, given, width, deep, across, made);
-                row += together;
-            }
-        }
+        NAME(rows_by_block)(start, x, width, rows, across, halves, sums);
         for (int64_t row = 0; row < rows; row++)
             NAME(store)(to->data, to->type, row * to->stride[0] + first, 1, count, sums + row * BLOCK);
         unit += across;

@@ -32,7 +32,9 @@ enum op {
     /* Of heads. */
     ATTENTION = 64, PAGED_ATTENTION,
     /* Of matrices. */
-    LINEAR_INT8 = 80, LINEAR_BLOCKS
+    LINEAR_INT8 = 80, LINEAR_BLOCKS,
+    /* Of times. */
+    LSTM = 96
 };
 
 /* A tensor: operand 0 is written. Strides count numbers, and are 0 where a dimension repeats. */

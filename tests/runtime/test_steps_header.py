@@ -7,7 +7,7 @@ import torch
 from cases import ROOT
 
 from aotair_runtime.devices import int8_rows, onednn_product
-from aotair_runtime.steps import attention, elementwise, products, rows, written
+from aotair_runtime.steps import attention, elementwise, products, recurrent, rows, written
 
 HEADER = (ROOT / "kernels" / "src" / "step.h").read_text()
 
@@ -28,7 +28,7 @@ def test_ops():
     mine = {key.upper(): number for key, number in (elementwise.OF_ONE | elementwise.OF_TWO | rows._REDUCED).items()}
     mine |= {f"GELU_{'ERF' if key == 'none' else 'TANH'}": number for key, number in elementwise._GELUS.items()}
     mine |= {"COPY": elementwise._COPY, "WHERE": elementwise._WHERE, "LINEAR_INT8": products._LINEAR_INT8}
-    mine |= {"LINEAR_BLOCKS": products._LINEAR_BLOCKS}
+    mine |= {"LINEAR_BLOCKS": products._LINEAR_BLOCKS, "LSTM": recurrent._LSTM}
     mine |= {"INDEX_SELECT": rows._INDEX_SELECT, "INDEX_COPY": rows._INDEX_COPY, "SOFTMAX": rows._SOFTMAX}
     mine |= {"LAYER_NORM": rows._LAYER_NORM, "DYNAMIC_QUANT": rows._DYNAMIC_QUANT}
     mine |= {"ATTENTION": attention._ATTENTION, "PAGED_ATTENTION": attention._PAGED_ATTENTION}

@@ -1,7 +1,8 @@
 """Small ops of a replay that follow each other are made in one call, where `aotair-kernels` is installed.
 
 Each is what it would be alone: it reads and writes the same memory, in the same order. A step whose numbers are beyond
-its tensors (a row of a table that is not there) is not made, and torch's own call takes over there, with its error.
+its tensors (a row of a table that is not there), or for which there is no memory, is not made, and torch's own call
+takes over there, from the beginning of what the step is a part of.
 """
 
 import ctypes
@@ -29,8 +30,8 @@ class Joined:
 
     def __init__(self, small: Sequence[tuple[Named, Steps]], kernel: Run):
         data = b"".join(steps.data for _, steps in small)
-        counts = itertools.accumulate((steps.count for _, steps in small), initial=0)
-        self._calls = [(first, one.call, one.name) for first, (one, _) in zip(counts, small)]
+        ends = itertools.accumulate(steps.count for _, steps in small)
+        self._calls = [(end, one.call, one.name) for end, (one, _) in zip(ends, small)]
         self._kept = [tensor for _, steps in small for tensor in steps.kept]
         self._data = ctypes.create_string_buffer(data, len(data))
         self._address, self._count = ctypes.addressof(self._data), sum(steps.count for _, steps in small)
@@ -42,8 +43,8 @@ class Joined:
             self._go_on(done)
 
     def _go_on(self, done: int) -> None:
-        for first, call, name in self._calls:
-            if first >= done:
+        for end, call, name in self._calls:
+            if end > done:
                 self.failing = name
                 call()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import attention, elementwise, products, rows
+from . import attention, elementwise, products, recurrent, rows
 from .written import Steps
 
 _Make = Callable[[str, Tensor, Sequence[Any], dict[str, Any]], Steps | None]
@@ -48,6 +48,8 @@ def steps(
     """What a call with all of its arguments does, as steps; None where it is no such. `targets`: where its results are
     copied to, which the op does not write by itself."""
     name = op._schema.name
+    if name == "aten::lstm":
+        return None if targets is None else recurrent.lstm(args, kwargs, targets)
     if name in _OUTS:
         write, places = _OUTS[name]
         fits = targets is None and kwargs.keys() & _OUT_NAMES and _are_tensors(args, places)
