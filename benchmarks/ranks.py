@@ -1,6 +1,7 @@
 """Artifacts of several ranks, in processes on this machine over Gloo: tokens, sizes, meeting, lost ranks.
 
-Tokens are those of transformers' generate on one rank. `--only tokens | sizes | meet | calls | lost | host`;
+Tokens are those of transformers' generate on one rank; SmolLM2's weights are real ones (`make chat`), and its prompts
+questions. `--only tokens | sizes | meet | calls | lost | host`;
 `--models` for the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator
 FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated
 HCCL. `host` is the host time of a call on two and four simulated NPUs, beside stock TorchAir.
@@ -24,15 +25,19 @@ import aotair
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.mesh import parts_of
 from aotair_runtime.memory.sizes import tensor_bytes
+from examples.generate import some_prompts
 
 from .common import Row, free_port, options, report
 from .decoder_models import DECODERS, seeded
 from .decoders import ENTRIES, LENGTHS, TOKENS, _theirs
+from .smollm2 import GGUF, generated, original, questions
 
+REAL = "smollm2"  # nine heads: those of two ranks are whole on both
 MODELS: dict[str, Sequence[Mapping[str, int]]] = {
     "llama": ({"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}, {"pp": 2}, {"pp": 2, "tp": 2}),
     "qwen3_moe": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
     "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
+    REAL: ({"tp": 2}, {"tp": 3}),
 }
 SMALL = Path(__file__).parent.parent / "tests" / "models.py"
 
@@ -40,7 +45,7 @@ SMALL = Path(__file__).parent.parent / "tests" / "models.py"
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", choices=[*_PARTS], action="append")
-    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*DECODERS])
+    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*DECODERS, REAL])
     parser.add_argument("--losses", type=int, default=20)
     parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
     parser.add_argument("--simulator", type=Path, default=Path("build/simnpu"))
@@ -100,26 +105,24 @@ def _with_simulator(folder: Path) -> list[str]:
 
 def _decoder(folder: Path, name: str, mesh: Mapping[str, int], device: str = "cpu") -> tuple[Path, float]:
     """The artifact of a decoder over a mesh, and the seconds of its build."""
-    checkpoint = folder / name
+    checkpoint = GGUF if name == REAL else folder / name
     if not checkpoint.exists():
         seeded(DECODERS[name]()).save_pretrained(checkpoint)
     start, out = time.perf_counter(), folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
     recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
-    parts = {"entry_points": ENTRIES, "mesh": dict(mesh), "target": {"device": device}}
+    entries = ENTRIES if name != REAL else {**ENTRIES, "prefill": {"buckets": {"batch": [8], "seq": [64]}}}
+    parts = {"entry_points": entries, "mesh": dict(mesh), "target": {"device": device}}
     aotair.build({**recipe, **parts}, out)
     return out, time.perf_counter() - start
 
 
 def _tokens(folder: Path, given: Any) -> Iterator[Row]:
-    from examples.generate import some_prompts
-
     for name in given.models:
-        model, prompts = seeded(DECODERS[name]()), some_prompts(256, LENGTHS)
-        model.generation_config.eos_token_id = None
-        want = [_theirs(model, prompt) for prompt in prompts]
+        prompts, want = _wanted(name)
+        (asked := folder / "prompts.json").write_text(json.dumps(prompts))
         for mesh in MODELS.get(name, ({"tp": 2},)):
             artifact, seconds = _decoder(folder, name, mesh, given.device)
-            options_ = ("--device", given.device)
+            options_ = ("--device", given.device, "--prompts", asked)
             said = ranks(_count(mesh), "tokens", artifact, folder / "said", *options_, around=_simulated(given))
             wrong = [TOKENS * len(prompts) if one is None else _unlike(one["tokens"], want) for one in said]  # by rank
             row = Row(
@@ -127,6 +130,18 @@ def _tokens(folder: Path, given: Any) -> Iterator[Row]:
             )
             print(f"{row.what}: {row.value}", flush=True)
             yield row
+
+
+def _wanted(name: str) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts, and the tokens that transformers makes of each."""
+    if name == REAL:
+        if not GGUF.exists():
+            raise SystemExit("make chat fetches the weights of SmolLM2 first")
+        prompts, model = questions(), original()
+        return prompts, [generated(model, prompt) for prompt in prompts]
+    model, prompts = seeded(DECODERS[name]()), some_prompts(256, LENGTHS)
+    model.generation_config.eos_token_id = None
+    return prompts, [_theirs(model, prompt) for prompt in prompts]
 
 
 def _unlike(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> int:
@@ -137,8 +152,9 @@ def _sizes(folder: Path, given: Any) -> Iterator[Row]:
     """Of the largest of the models: what a rank holds, what the disk holds, how long a build takes."""
     one, alone = _decoder(folder, "llama", {"tp": 1})
     four, together = _decoder(folder, "llama", {"tp": 4})
-    mine = ranks(4, "tokens", four, folder / "said")[0]["weights"]
-    whole = ranks(1, "tokens", one, folder / "said")[0]["weights"]
+    (asked := folder / "prompts.json").write_text(json.dumps(some_prompts(256, LENGTHS)))
+    mine = ranks(4, "tokens", four, folder / "said", "--prompts", asked)[0]["weights"]
+    whole = ranks(1, "tokens", one, folder / "said", "--prompts", asked)[0]["weights"]
     twice = _replicated(four)
     bytes_ = [sum(file.stat().st_size for file in path.rglob("*.safetensors")) for path in (one, four)]
     yield Row("bytes of a tp 4 artifact, against tp 1", 1.02, bytes_[1] / bytes_[0], "×")

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("what", choices=["tokens", "meet", "calls", "lost", "host", "torchair"])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, help="a list of lists of tokens, as JSON")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--lost", type=int, default=-1)
     parser.add_argument("--at", type=int, default=0)
@@ -42,13 +43,13 @@ def main() -> None:
 
 
 def _tokens(given: argparse.Namespace) -> dict[str, Any]:
-    from examples.generate import generate, some_prompts
+    from examples.generate import generate
 
-    from .decoders import LENGTHS, TOKENS
+    from .decoders import TOKENS
 
     with aotair.load(given.artifact, device=given.device, enable_output_clone=True, rank_timeout=120) as served:
         weights = next(item.nbytes for item in served.promise.items if item.name == "weights")
-        return {"tokens": generate(served, some_prompts(256, LENGTHS), TOKENS), "weights": weights}
+        return {"tokens": generate(served, json.loads(given.prompts.read_text()), TOKENS), "weights": weights}
 
 
 def _meet(given: argparse.Namespace) -> dict[str, Any]:

@@ -51,19 +51,17 @@ def _tokens(_: int) -> Iterator[Row]:
     import aotair
     from aotair.chat.generate import Generator
     from aotair.chat.sampling import Sampler, Sampling
-    from aotair.chat.tokenizer import Tokenizer
 
-    model, wrong = _original(), 0
+    model, wrong = original(), 0
     with aotair.load(ARTIFACT, enable_output_clone=True) as served:
-        tokenizer, generator = Tokenizer(ARTIFACT, served.program), Generator(served)
-        for question in QUESTIONS:
-            prompt = tokenizer.encode([{"role": "user", "content": question}])
+        generator = Generator(served)
+        for prompt in questions():
             ours = list(generator.tokens(prompt, Sampler(Sampling()), frozenset(), TOKENS))
-            wrong += sum(a != b for a, b in zip(ours, _generated(model, prompt), strict=True))
+            wrong += sum(a != b for a, b in zip(ours, generated(model, prompt), strict=True))
     yield Row(f"tokens unlike transformers', of {TOKENS * len(QUESTIONS)}", 0, wrong)
 
 
-def _original() -> Any:
+def original() -> Any:
     from aotair.hf.source import open_source, quietly
 
     source = open_source(GGUF, "benchmark")
@@ -75,7 +73,16 @@ def _original() -> Any:
     return model
 
 
-def _generated(model: Any, prompt: list[int]) -> list[int]:
+def questions() -> list[list[int]]:
+    """The questions as tokens, in the words of a chat."""
+    from aotair.chat.tokenizer import Tokenizer
+    from aotair_runtime.artifact.open import read_program
+
+    tokenizer = Tokenizer(ARTIFACT, read_program(ARTIFACT))
+    return [tokenizer.encode([{"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+def generated(model: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.no_grad():
         found = model.generate(
@@ -176,7 +183,7 @@ def _peers(count: int) -> dict[str, Callable[[], object]]:
 
     from aotair.hf.caches import cache_argument
 
-    model = _original()
+    model = original()
     cache = {cache_argument(model): StaticCache(config=model.config, max_cache_len=1024)}
     with torch.no_grad():
         model(input_ids=torch.ones(count, POSITION, dtype=torch.int64), **cache)
