@@ -27,6 +27,9 @@ ROWS = {"shape": ["n", 4], "dtype": "float32", "pad": "any"}
 
 LENGTHS = {"shape": ["n"], "dtype": "int64", "range": [1, 7], "host": True, "pad": 1}
 
+# What ranks share out of RECIPES["decode"], whose calls have lists of the host.
+SHARED_DECODE = {"mesh": {"tp": 2}, "parallel": {"layers.*": "gathered"}}
+
 # Not one of RECIPES: it is built where no process group is.
 SHARES_ITSELF = recipe(
     "SharesItself",

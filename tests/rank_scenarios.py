@@ -1,6 +1,7 @@
 """What the processes of tests/runtime/test_ranks.py do. `python rank_scenarios.py SCENARIO FOLDER ARGUMENT …`"""
 
 import functools
+import importlib
 import json
 import os
 import sys
@@ -107,6 +108,30 @@ def drive(model: aotair.Model) -> None:
     with model.driver() as driver:
         while True:
             driver(ids(2, 4))
+
+
+def lists(folder: Path, artifact: str) -> object:
+    """Calls with lists of the host, which rank 0 drives: as lists, tuples and tensors, and what does not fit."""
+    importlib.import_module("aotair.ops.npu")  # whose kernels of the host the artifact calls
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True) as model:
+        if not model.drives:
+            return {"followed": model.follow()}
+        with model.driver() as driver:
+            misfits = ([1, 9], [1.5, 2.0], [1], "ab", None)
+            refusals = [refused(functools.partial(driver, *decode_inputs(2)[:2], one, [1, 1])) for one in misfits]
+            found = []
+            for kind in (list, tuple, torch.tensor):
+                for count in (1, 2, 3):
+                    x, keys, *both = decode_inputs(count)
+                    found.append(driver(x, keys, *map(kind, both)).tolist())
+        return {"answers": found, "refused": refusals}
+
+
+def decode_inputs(count: int) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+    """Of models.Decode: rows, their keys, and how many of these each attends to."""
+    draw = torch.Generator().manual_seed(count)
+    x, keys = torch.randn(count, 1, 16, generator=draw), torch.randn(count, 6, 16, generator=draw)
+    return x, keys, [1 + n for n in range(count)], [6 - n for n in range(count)]
 
 
 def hands_over(folder: Path, artifact: str) -> object:

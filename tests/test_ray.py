@@ -3,7 +3,6 @@ what they refuse, and that a replica whose rank is lost is replaced without a lo
 
 import fcntl
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,9 +17,7 @@ from ray import serve
 import aotair
 from aotair.cli import main
 from aotair.recipe.read import read_recipe
-from aotair.serving.ranks import refuse_undriven
 from aotair.serving.ray import Options, app
-from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import ArgumentError
 from benchmarks.replicas import Deployed, deployed, measure, recipe
 from examples.generate import generate, some_prompts
@@ -142,8 +139,3 @@ def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: 
     with pytest.raises(ArgumentError, match="are replicas") as caught:
         app(Options(artifact=str(path)))
     assert caught.value.got == "dp=2" and "num_replicas" in caught.value.fix
-    program = read_program(folder / "block.aotair")
-    (entry,) = program.entry_points
-    lists = replace(entry, inputs=(replace(entry.inputs[0], host=True),))
-    with pytest.raises(ArgumentError, match="lists of the host"):
-        refuse_undriven(replace(program, entry_points=(lists,)))

@@ -97,8 +97,6 @@ def refuse_undriven(program: Program) -> None:
             got=mesh_text(apart),
             fix="build without these axes, and say num_replicas",
         )
-    if lists := [one.name for entry in program.entry_points for one in entry.inputs if one.host]:
-        raise ArgumentError("lists of the host cannot be sent to other ranks", got=", ".join(lists))
 
 
 def meeting_place() -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from cases import RECIPES
+from cases import RECIPES, SHARED_DECODE
 from models import Deep, Shared
 from rank_processes import said, started
-from rank_scenarios import ids
+from rank_scenarios import decode_inputs, ids
 
 import aotair
 from aotair.model.load import load_model
@@ -58,6 +58,17 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
         torch.testing.assert_close(ahead, ahead.round(), atol=1e-4, rtol=0)
         assert ahead.round().unique().numel() == 1
     assert places == set(range(len(SIZES) + 1, len(SIZES) + 41))
+
+
+def test_lists_of_the_host_go_with_a_call_to_the_other_ranks(tmp_path: Path):
+    recipe = RECIPES["decode"]
+    first, second = said(started(2, "lists", tmp_path, aotair.build(recipe | SHARED_DECODE, tmp_path / "a")), tmp_path)
+    model = load_model(job_of(parse_recipe(recipe)))
+    for number, got in enumerate(first["answers"]):
+        want = model(*decode_inputs(1 + number % 3))
+        torch.testing.assert_close(torch.tensor(got), want, atol=1e-5, rtol=1e-5)
+    assert second["followed"] == 9 and len(first["refused"]) == 5
+    assert all(text.startswith(("ArgumentError", "ShapeError")) for text in first["refused"]), first["refused"]
 
 
 def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: Path):

@@ -1,9 +1,11 @@
 """What does each rank do with an artifact of several ranks? Functions for `ranks.Ranks`."""
 
 import simcann
+import simnpu
 import torch
 
 import aotair_runtime
+from aotair.ops import npu
 from aotair_runtime.weights.golden import replay_golden
 
 
@@ -30,6 +32,25 @@ def _answer(model: aotair_runtime.Model, given: torch.Tensor) -> torch.Tensor:
     made = model(given.to(model.device))
     model.synchronize()
     return made.cpu()
+
+
+def driven(path: str, calls: list[tuple[object, ...]]) -> list[torch.Tensor]:
+    """Of calls that the first rank makes for all; none on the others. Lists go as they are."""
+    for op in npu.OPS:
+        simnpu.register(f"npu::{op.name}", op.kernel)
+    with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
+        if not model.drives:
+            model.follow()
+            return []
+        with model.driver() as driver:
+            placed = [
+                [one.to(model.device) if isinstance(one, torch.Tensor) else one for one in call] for call in calls
+            ]
+            return [driver(*call).cpu() for call in placed]
+
+
+def _on(device: torch.device, value: object) -> object:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def answers(path: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

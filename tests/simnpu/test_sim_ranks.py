@@ -6,8 +6,9 @@ import pytest
 import rankmodels
 import safetensors.torch
 import torch
-from cases import RECIPES, SHARES_ITSELF
+from cases import RECIPES, SHARED_DECODE, SHARES_ITSELF
 from models import Deep, Shared, SharesItself
+from rank_scenarios import decode_inputs
 from ranks import Ranks
 
 import aotair
@@ -71,6 +72,19 @@ def test_stages_answer_as_the_original_in_any_order(ranks: Ranks, tmp_path: Path
             assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
         # Of each call: a table, a head, and what each stage says to the other.
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4, rank
+
+
+def test_a_call_with_lists_of_the_host_that_one_rank_drives(ranks: Ranks, tmp_path: Path):
+    """Each rank replaces what its captured graph has for lists."""
+    recipe = RECIPES["decode"] | {"target": {"device": "npu"}}
+    path = aotair.build(recipe | SHARED_DECODE, tmp_path / "a.aotair")
+    given = [decode_inputs(count) for count in (1, 2, 3, 4, 2)]
+    given.append((*given[1][:2], [3, 3], [4, 1]))
+    model = load_model(job_of(parse_recipe(RECIPES["decode"])))
+    first, second = ranks.run(rankmodels.driven, str(path), given)
+    for call, got in zip(given, first, strict=True):
+        torch.testing.assert_close(got, model(*call), atol=1e-4, rtol=1e-4)
+    assert second == [] and not torch.equal(first[1], first[5])
 
 
 def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):

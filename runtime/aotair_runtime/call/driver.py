@@ -92,10 +92,10 @@ class Wire:
 
     def __init__(self, program: Program, party: Party):
         for entry in program.entry_points:
-            if wrong := [spec.name for spec in entry.inputs if spec.kind == "mutated" or spec.host]:
+            if wrong := [spec.name for spec in entry.inputs if spec.kind == "mutated"]:
                 raise ArgumentError(
                     f"calls of {entry.name} cannot be sent to other ranks",
-                    expected="inputs that are tensors, and that the model does not write into",
+                    expected="inputs that the model does not write into",
                     got=", ".join(wrong),
                     fix="call the model on every rank",
                 )
@@ -107,13 +107,15 @@ class Wire:
         bytes_ = torch.frombuffer(self._message, dtype=torch.uint8)
         self._numbers, self._beside = bytes_[: self._head].view(torch.int64), bytes_[self._head :]
 
-    def send(self, number: int, sizes: tuple[int, ...], values: Any) -> None:
+    def send(self, number: int, sizes: tuple[int, ...], given: Any) -> None:
+        """`given` fits the entry point, as `RankedEntry.sizes` found."""
         self._numbers[: 1 + len(sizes)] = torch.tensor((number, *sizes), device="cpu")
+        values = [_on_host(value) for value in given]
         nbytes = sum(value.nbytes for value in values)
         larger = bytearray(nbytes if nbytes > self._inline else 0)
         payload, at = torch.frombuffer(larger, dtype=torch.uint8) if larger else self._beside, 0
         for value in values:
-            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            raw = value.contiguous().reshape(-1).view(torch.uint8)
             payload[at : at + len(raw)] = raw
             at += len(raw)
         self._party.broadcast(self._message)
@@ -136,9 +138,17 @@ class Wire:
         for spec in entry.inputs:
             shape, kind = [evaluate(size, sizes) for size in spec.shape], dtype(spec.dtype)
             count = math.prod(shape) * kind.itemsize
-            values.append(payload[at : at + count].clone().view(kind).view(shape).to(device))
+            value = payload[at : at + count].clone().view(kind).view(shape)
+            values.append(value if spec.host else value.to(device))
             at += count
         return number, values
+
+
+def _on_host(value: object) -> torch.Tensor:
+    """An input as a tensor on the host; a host input may be a list of ints, or such a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
 def _nbytes(entry: EntryPoint, sizes: Any) -> int:
