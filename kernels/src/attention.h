@@ -44,12 +44,22 @@ static inline void NAME(biases)(const struct NAME(mask) * mask, int64_t query, i
         for (int64_t i = 0; i < tokens; i++) into[i] = 0;
     } else if (mask->type == BOOL) {
         const uint8_t *seen = (const uint8_t *)mask->data + start;
-        for (int64_t i = 0; i < tokens; i++) into[i] = seen[i * mask->token] ? 0.0f : -__builtin_inff();
+        if (mask->token == 1)
+            for (int64_t i = 0; i < tokens; i++) into[i] = seen[i] ? 0.0f : -__builtin_inff();
+        else
+            for (int64_t i = 0; i < tokens; i++) into[i] = seen[i * mask->token] ? 0.0f : -__builtin_inff();
     } else {
         const float *found = NAME(load)(mask->data, mask->type, start, mask->token, tokens, held);
         for (int64_t i = 0; i < tokens; i++) into[i] = found[i];
     }
     for (int64_t i = tokens; i < AT_A_TIME; i++) into[i] = -__builtin_inff();
+}
+
+static inline int NAME(are_zero)(const float bias[AT_A_TIME])
+{
+    int found = 0;
+    for (int i = 0; i < AT_A_TIME; i++) found |= bias[i] != 0;
+    return !found;
 }
 
 /* Scores of few queries: a sum for each. */
@@ -166,19 +176,25 @@ static inline void NAME(scores_of_many)(const struct NAME(held) * held, const st
     for (; one < held->count; one++) NAME(scores_by)(held->query + one * width, width, turned, 1, score + one);
 }
 
-/* What a query has so far is brought to its new greatest score; scores become powers, and what it may see is noted. */
-static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float score[AT_A_TIME],
-                                   const float bias[AT_A_TIME], NAME(whole_lanes) seen[4])
+/* Add the biases to the scores of a query, and note what it may see. */
+static inline void NAME(add_biases)(float score[AT_A_TIME], const float bias[AT_A_TIME], NAME(whole_lanes) seen[4])
 {
-    NAME(lanes) *scores = (NAME(lanes) *)score, all, sums = {0};
+    NAME(lanes) *scores = (NAME(lanes) *)score;
     const NAME(lanes) *added = (const NAME(lanes) *)bias;
     const float least = -__builtin_inff();
     for (int part = 0; part < 4; part++) {
         NAME(lanes) sum = scores[part] + added[part]; /* what is not seen may be anything */
         scores[part] = NAME(blended)(added[part] == least, added[part], sum);
         seen[part] |= added[part] != least;
-        all = part ? NAME(blended)(scores[part] > all, scores[part], all) : scores[0];
     }
+}
+
+/* What a query has so far is brought to its new greatest score; scores become powers. */
+static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float score[AT_A_TIME])
+{
+    NAME(lanes) *scores = (NAME(lanes) *)score, all = scores[0], sums = {0};
+    const float least = -__builtin_inff();
+    for (int part = 1; part < 4; part++) all = NAME(greater)(scores[part], all);
     float own = NAME(greatest)(NAME(blended)(all == all, all, least - (NAME(lanes)){0})), most = held->most[one];
     most = own > most ? own : most;
     if (most == least) { /* nothing is seen so far, unless it is no number */
@@ -190,13 +206,14 @@ static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float 
         }
         most = 0;
     }
-    for (int i = 0; i < AT_A_TIME; i++) score[i] = NAME(exp)(score[i] - most);
-    for (int part = 0; part < 4; part++) sums += scores[part];
-    float before = NAME(exp)(held->most[one] - most), *made = held->made + one * held->pitch;
-    if (before != 1)
+    for (int part = 0; part < 4; part++) sums += scores[part] = NAME(powers)(scores[part] - most);
+    if (held->most[one] != most) {
+        float before = NAME(exp)(held->most[one] - most), *made = held->made + one * held->pitch;
         for (int64_t i = 0; i < held->pitch; i++) made[i] *= before;
-    held->most[one] = most;
-    held->sum[one] = held->sum[one] * before + NAME(total)(sums);
+        held->most[one] = most;
+        held->sum[one] *= before;
+    }
+    held->sum[one] += NAME(total)(sums);
 }
 
 /* Add the values by their powers; a value that no query may see may be anything. */
@@ -280,14 +297,21 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
 {
     float score[TOGETHER][AT_A_TIME], bias[AT_A_TIME];
     NAME(whole_lanes) seen[4] = {{0}};
+    int is_nothing = 0; /* what is added, and all is seen */
     if (held->count < MANY)
         NAME(scores_of_few)(held, keys, key, key_stride, tokens, score);
     else
         NAME(scores_of_many)(held, keys, key, key_stride, tokens, score);
     for (int64_t one = 0; one < held->count; one++) {
-        if (!one || (mask->data && mask->query))
+        if (!one || (mask->data && mask->query)) {
             NAME(biases)(mask, one, tokens, bias);
-        NAME(powers_of)(held, one, score[one], bias, seen);
+            is_nothing = NAME(are_zero)(bias);
+        }
+        if (is_nothing)
+            __builtin_memset(seen, 255, sizeof seen);
+        else
+            NAME(add_biases)(score[one], bias, seen);
+        NAME(powers_of)(held, one, score[one]);
     }
     if (held->count < MANY)
         NAME(add_values_of_few)(held, values, value, value_stride, tokens, score, seen);

@@ -10,6 +10,16 @@ static inline __attribute__((always_inline)) NAME(lanes) NAME(blended)(NAME(whol
     return (NAME(lanes))((which & (NAME(whole_lanes))one) | (~which & (NAME(whole_lanes))other));
 }
 
+/* The greater of each two; `other` where one of them is no number. */
+static inline __attribute__((always_inline)) NAME(lanes) NAME(greater)(NAME(lanes) one, NAME(lanes) other)
+{
+#if LEVEL == 512
+    return (NAME(lanes))_mm512_max_ps((__m512)one, (__m512)other);
+#else
+    return NAME(blended)(one > other, one, other);
+#endif
+}
+
 static inline __attribute__((always_inline)) float NAME(total)(NAME(lanes) all)
 {
 #if LEVEL == 512
@@ -120,6 +130,29 @@ static inline float NAME(exp)(float x)
     float made = sum * one.number * other.number;
     made = x > 88.72284f ? __builtin_inff() : made;
     return x != x ? x : made;
+}
+
+/* e to the power of what is 0 or less, or no number; 0 for what is below the least normal number. */
+static inline NAME(lanes) NAME(powers)(NAME(lanes) x)
+{
+#if LEVEL == 512
+    const __m512 given = (__m512)x;
+    const __mmask16 counts = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-87.336544f), _CMP_NLT_UQ);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(given, _mm512_set1_ps(1.44269504f)), 8);
+    const __m512 most = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), given);
+    const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), most), one = _mm512_set1_ps(1.0f);
+    __m512 sum = _mm512_set1_ps(1.0f / 5040);
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(1.0f / 720));
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(1.0f / 120));
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(1.0f / 24));
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(1.0f / 6));
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(0.5f));
+    sum = _mm512_fmadd_ps(_mm512_fmadd_ps(sum, r, one), r, one);
+    return (NAME(lanes))_mm512_maskz_scalef_ps(counts, sum, n);
+#else
+    for (int i = 0; i < 16; i++) x[i] = NAME(exp)(x[i]);
+    return x;
+#endif
 }
 
 /* Near 0 the series, which loses nothing where 1 - 2 / (e^2x + 1) does. */
