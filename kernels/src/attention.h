@@ -3,7 +3,7 @@
 
 #define AT_A_TIME 64 /* tokens */
 #define MANY 6       /* queries for which it pays to turn the keys */
-#define BESIDE 32    /* numbers of a value whose sums stay in registers */
+#define BESIDE 16    /* numbers of a value that are made together, or twice as many */
 
 /* Of each query: itself times the scale, its greatest score, the sum of the powers, and the values by these, whose
    places in a row are `pitch`, a multiple of BESIDE. */
@@ -79,25 +79,38 @@ static inline void NAME(scores_of_few)(const struct NAME(held) * held, const str
     }
 }
 
-/* Scores of so many queries, known where this is compiled, whose tokens of a number stand beside each other. */
+/* Scores of so many queries by so many times 16 tokens, both known where this is compiled, which stand beside each other
+   for each number; those of the other tokens are 0. */
 static inline __attribute__((always_inline)) void NAME(scores_by)(const float *query, int64_t width,
                                                                   float turned[WIDTH][AT_A_TIME], const int count,
-                                                                  float score[][AT_A_TIME])
+                                                                  const int parts, float score[][AT_A_TIME])
 {
     NAME(lanes) sums[16] = {{0}};
     for (int64_t i = 0; i < width; i++) {
         const NAME(lanes) *key = (const NAME(lanes) *)turned[i];
-        #pragma GCC unroll 4
-        for (int one = 0; one < count; one++) {
-            float number = query[one * width + i];
-            #pragma GCC unroll 4
-            for (int part = 0; part < 4; part++) sums[4 * one + part] += number * key[part];
-        }
+        #pragma GCC unroll 16
+        for (int one = 0; one < count * parts; one++) sums[one] += query[one / parts * width + i] * key[one % parts];
     }
-    #pragma GCC unroll 4
-    for (int one = 0; one < count; one++)
-        #pragma GCC unroll 4
-        for (int part = 0; part < 4; part++) ((NAME(lanes) *)score[one])[part] = sums[4 * one + part];
+    #pragma GCC unroll 16
+    for (int one = 0; one < count * 4; one++)
+        ((NAME(lanes) *)score[one / 4])[one % 4] = one % 4 < parts ? sums[one / 4 * parts + one % 4] : (NAME(lanes)){0};
+}
+
+/* The same of all queries. */
+static inline __attribute__((always_inline)) void NAME(scores_of_all)(const struct NAME(held) * held,
+                                                                      float turned[WIDTH][AT_A_TIME], const int parts,
+                                                                      float score[TOGETHER][AT_A_TIME])
+{
+    const int64_t width = held->width;
+    int64_t one = 0;
+#if LEVEL == 512 /* which has registers for so many */
+    for (; one + 4 <= held->count; one += 4)
+        NAME(scores_by)(held->query + one * width, width, turned, 4, parts, score + one);
+#endif
+    for (; one + 2 <= held->count; one += 2)
+        NAME(scores_by)(held->query + one * width, width, turned, 2, parts, score + one);
+    for (; one < held->count; one++)
+        NAME(scores_by)(held->query + one * width, width, turned, 1, parts, score + one);
 }
 
 #if LEVEL == 512
@@ -166,14 +179,13 @@ static inline void NAME(scores_of_many)(const struct NAME(held) * held, const st
                                         int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
 {
     float turned[WIDTH][AT_A_TIME];
-    const int64_t width = held->width;
-    NAME(turn)(keys, key, stride, tokens, width, turned);
-    int64_t one = 0;
-#if LEVEL == 512 /* which has registers for so many */
-    for (; one + 4 <= held->count; one += 4) NAME(scores_by)(held->query + one * width, width, turned, 4, score + one);
-#endif
-    for (; one + 2 <= held->count; one += 2) NAME(scores_by)(held->query + one * width, width, turned, 2, score + one);
-    for (; one < held->count; one++) NAME(scores_by)(held->query + one * width, width, turned, 1, score + one);
+    NAME(turn)(keys, key, stride, tokens, held->width, turned);
+    if (tokens > 32)
+        NAME(scores_of_all)(held, turned, 4, score);
+    else if (tokens > 16)
+        NAME(scores_of_all)(held, turned, 2, score);
+    else
+        NAME(scores_of_all)(held, turned, 1, score);
 }
 
 /* Add the biases to the scores of a query, and note what it may see. */
@@ -234,30 +246,37 @@ static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struc
     }
 }
 
-/* BESIDE numbers of the values by the powers of so many queries, known where this is compiled. */
+/* So many times BESIDE numbers of the values by the powers of so many queries, both known where this is compiled. */
 static inline __attribute__((always_inline)) void NAME(add_by)(float *made, int64_t pitch, const float *rows,
-                                                               int64_t tokens, const int count,
+                                                               int64_t tokens, const int count, const int parts,
                                                                float score[][AT_A_TIME])
 {
     NAME(lanes) sums[16];
-    #pragma GCC unroll 8
-    for (int one = 0; one < count; one++) {
-        sums[2 * one] = ((NAME(lanes) *)(made + one * pitch))[0];
-        sums[2 * one + 1] = ((NAME(lanes) *)(made + one * pitch))[1];
-    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * parts; i++) sums[i] = ((NAME(lanes) *)(made + i / parts * pitch))[i % parts];
     for (int64_t token = 0; token < tokens; token++) {
         const NAME(lanes) *row = (const NAME(lanes) *)(rows + token * pitch);
-        #pragma GCC unroll 8
-        for (int one = 0; one < count; one++) {
-            float power = score[one][token];
-            sums[2 * one] += power * row[0], sums[2 * one + 1] += power * row[1];
-        }
+        #pragma GCC unroll 16
+        for (int i = 0; i < count * parts; i++) sums[i] += score[i / parts][token] * row[i % parts];
     }
-    #pragma GCC unroll 8
-    for (int one = 0; one < count; one++) {
-        ((NAME(lanes) *)(made + one * pitch))[0] = sums[2 * one];
-        ((NAME(lanes) *)(made + one * pitch))[1] = sums[2 * one + 1];
-    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * parts; i++) ((NAME(lanes) *)(made + i / parts * pitch))[i % parts] = sums[i];
+}
+
+/* The same of all queries. */
+static inline __attribute__((always_inline)) void NAME(add_some)(const struct NAME(held) * held, float *made,
+                                                                 const float *rows, int64_t tokens, const int parts,
+                                                                 float score[][AT_A_TIME])
+{
+    const int64_t pitch = held->pitch;
+    int64_t one = 0;
+#if LEVEL == 512
+    for (; one + 8 <= held->count; one += 8)
+        NAME(add_by)(made + one * pitch, pitch, rows, tokens, 8, parts, score + one);
+#endif
+    for (; one + 4 <= held->count; one += 4)
+        NAME(add_by)(made + one * pitch, pitch, rows, tokens, 4, parts, score + one);
+    for (; one < held->count; one++) NAME(add_by)(made + one * pitch, pitch, rows, tokens, 1, parts, score + one);
 }
 
 /* The same for many. */
@@ -276,18 +295,11 @@ static inline void NAME(add_values)(struct NAME(held) * held, const struct opera
         }
         for (int64_t i = own; i < pitch; i++) mine[i] = 0;
     }
-    for (int64_t begin = 0; begin < pitch; begin += BESIDE) {
-        float *made = held->made + begin;
-        const float *some = rows + begin;
-        int64_t one = 0;
-#if LEVEL == 512
-        for (; one + 8 <= held->count; one += 8)
-            NAME(add_by)(made + one * pitch, pitch, some, tokens, 8, score + one);
-#endif
-        for (; one + 4 <= held->count; one += 4)
-            NAME(add_by)(made + one * pitch, pitch, some, tokens, 4, score + one);
-        for (; one < held->count; one++) NAME(add_by)(made + one * pitch, pitch, some, tokens, 1, score + one);
-    }
+    int64_t begin = 0;
+    for (; begin + 2 * BESIDE <= pitch; begin += 2 * BESIDE)
+        NAME(add_some)(held, held->made + begin, rows + begin, tokens, 2, score);
+    if (begin < pitch)
+        NAME(add_some)(held, held->made + begin, rows + begin, tokens, 1, score);
 }
 
 /* Some tokens more, whose keys and values begin at these places. What a query does not see may be anything. */

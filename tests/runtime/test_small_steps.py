@@ -508,8 +508,8 @@ def test_a_value_that_is_none_counts_where_it_may_be_seen_however_little(rows: i
 @pytest.mark.parametrize(
     ("rows", "keys", "halves", "wide", "taken"),
     [
-        (6, 512, False, True, True),
-        (6, 513, False, True, False),
+        (6, 8192, False, True, True),
+        (6, 8193, False, True, False),
         (6, 6, False, False, False),
         (5, 25, False, False, True),
         (5, 26, False, True, False),

@@ -13,7 +13,7 @@ from .written import FLOATS, TOGETHER, TYPES, WIDTH, Lies, Steps, are_apart, wri
 _ATTENTION, _PAGED_ATTENTION = 64, 65
 # By `benchmarks.joined`: many queries, for which keys are turned, over not too many keys; or of few queries a few
 # scores for each head, and more where there is one query, below which torch's kernel costs more than it saves.
-_MANY, _LONGEST, _SCORES, _OF_ONE = 6, 512, 128, 1 << 10
+_MANY, _LONGEST, _SCORES, _OF_ONE = 6, 1 << 13, 128, 1 << 10
 _PLAIN = (int, float, bool, type(None))
 _FEW = 4  # queries: of halves, torch's kernel for so few is slow over keys of any number
 
