@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,36 +11,28 @@ import torch
 
 from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.errors import AotairError
-from aotair_runtime.format.mesh import mesh_text
+from aotair_runtime.format.mesh import mesh_text, meshes_text
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
-from aotair_runtime.format.torch_names import dtype
 
-from . import fusion
 from .debugger.debug import Begun, debug_recipe
 from .debugger.finding import Debugged, Rung
 from .debugger.ladder import Form, copied
 from .debugger.search import Asked as AskedOfDebugger
 from .errors import ExportError, ModelError, RecipeError, SizesError, UnsupportedError
-from .export.entries import export_entries
 from .export.export import export, export_at
-from .export.exported import Exported
-from .export.identity import unified
 from .fingerprint import origin_of
 from .lower.bodies import defining_packages
 from .model.arguments import in_signatures_order
 from .model.hidden_state import refuse_hidden_state
 from .model.histories import Beginning
-from .model.load import load_model, make_model
+from .model.load import load_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
-from .pack import check_written, lay_down, pack, take_along, written_aside
-from .parallel.own import shares_itself
-from .parallel.split import Split, split
-from .passes import pipeline
-from .passes.observer import Observer
-from .program import Built, build_program, run_bucket_passes
-from .promise import promised, refuse_over_budget
-from .prove.prove import is_large, prove
+from .one_mesh import OneMesh, Seen, exported_for, labels
+from .pack import take_along, written_aside
+from .program import Built
+from .promise import refuse_over_budget
+from .prove.prove import Proved, is_large, prove
 from .recipe.config import CUSTOM_PASSES, CompilerConfig
 from .recipe.entry import EntryJob
 from .recipe.imports import importing_from
@@ -47,10 +40,11 @@ from .recipe.job import Job, job_of
 from .recipe.read import check_recipe, completed, of_model, parse_recipe, read_recipe
 from .recipe.recipe import Recipe
 from .report.explain import Explained
-from .report.page import pages
+from .report.page import pages_of_all
 from .reuse import built_like
 from .share import usable_cores
-from .summary import Bisection, Listener, Quantised, SharedOut, Summary
+from .summary import Bisection, Listener, Quantised, Summary
+from .united import check_all, lay_down_all, pack_all
 
 
 def build(
@@ -104,13 +98,21 @@ def build_with_summary(
 
 
 def plan(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Program:
-    """The program that a build of a recipe would write, planned but not proved. Nothing is written.
+    """The program that a build of a recipe for one mesh would write, planned but not proved. Nothing is written.
 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
+        line.only("plan")
         line.optimise()
-        return line.planned().program
+        return line.planned()[0].program
+
+
+def plans(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> list[Program]:
+    """The same for each mesh of the recipe, in their order."""
+    with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
+        line.optimise()
+        return [built.program for built in line.planned()]
 
 
 def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Explained:
@@ -119,10 +121,11 @@ def explain(recipe: str | Path | dict[str, object] | Recipe, listener: Listener 
     Raises a subclass of AotairError where the recipe cannot be built so far.
     """
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection()) as line:
+        only = line.only("explain")
         line.optimise()
         with line.clock.stage("buckets"):
-            run_bucket_passes(line.exported, line.job, line.observer)
-        return line.explained()
+            only.run_bucket_passes()
+        return only.explained()
 
 
 def debug(
@@ -144,17 +147,18 @@ def debug(
         kept.append((label, Form(stage, copied(graph))))
 
     with _begun(lambda: _asked(recipe), _Clock(listener or Listener()), Bisection(), seen=keep) as line:
-        if line.job.mesh:
+        only = line.only("debug")
+        if only.job.mesh:
             raise UnsupportedError(
                 "models that ranks share out cannot be debugged so far",
-                where=line.job.where,
-                got=mesh_text(line.job.mesh),
+                where=only.job.where,
+                got=mesh_text(only.job.mesh),
                 fix="leave out the mesh, --set mesh={} --set parallel=auto: the same passes run over the whole model",
             )
         line.optimise()
-        labels = enumerate(_labels(line.exported))
-        forms = {number: [form for of, form in kept if of == label] for number, label in labels}
-        return debug_recipe(Begun(line.job, line.model, line.exported, forms), asked, artifact, heard)
+        numbered = enumerate(labels(only.exported))
+        forms = {number: [form for of, form in kept if of == label] for number, label in numbered}
+        return debug_recipe(Begun(only.job, line.model, only.exported, forms), asked, artifact, heard)
 
 
 def _build(
@@ -165,14 +169,16 @@ def _build(
     like: str | Path | None,
 ) -> Summary:
     with _begun(ask, _Clock(listener), bisection, out, write=True) as line:
-        nodes = _nodes(line.exported)
-        origin = origin_of(line.exported, line.job, bisection)  # of the graphs before any pass
+        nodes = [one.nodes() for one in line.meshes]
+        origins = [origin_of(one.exported, one.job, bisection) for one in line.meshes]  # of the graphs before any pass
         if like is None:
             line.optimise()
-            built = line.planned()
-            built = replace(built, program=replace(built.program, origin=origin))
+            built = [
+                replace(one, program=replace(one.program, origin=origin))
+                for one, origin in zip(line.planned(), origins, strict=True)
+            ]
         else:
-            built = line.taken_from(Path(like), origin)
+            built = [line.taken_from(Path(like), origins[0])]
         return line.written(built, nodes)
 
 
@@ -234,7 +240,7 @@ def _begun(
     bisection: Bisection,
     out: str | Path | None = None,
     write: bool = False,
-    seen: Callable[[str, torch.fx.Graph, str], None] | None = None,
+    seen: Seen | None = None,
 ) -> Iterator["_Line"]:
     """The line, as far as to the exported graphs. What the recipe's folder holds can be imported within, and what is
     written to `_Place.folder` becomes the artifact at its end; `seen` hears of each stage's graph."""
@@ -252,38 +258,8 @@ def _begun(
             quantised = quantize(model, job)
         with clock.stage("export"):
             job = _checked(model, job)
-            observer = _observer(job, bisection.max_rewrites, seen, keeps=write)
-            with _shared(model, job) as shared, _in_words_of_ranks(job):
-                exported = _exported(shared.model, job, observer, asked.jobs)
-        yield _Line(job, model, quantised, shared, exported, observer, bisection, clock, place, asked.jobs)
-
-
-def _shared(model: torch.nn.Module, job: Job) -> contextlib.AbstractContextManager[Split]:
-    """The model as rank 0 has it, for as long as it is exported."""
-    if job.mesh and job.parallel == "model":
-        return shares_itself(lambda mesh: _cast(make_model(job, mesh), job), model, job.mesh, job.where)
-    return contextlib.nullcontext(split(model, job.mesh, job.parallel, job.where))
-
-
-@contextlib.contextmanager
-def _in_words_of_ranks(job: Job) -> Iterator[None]:
-    """Where a model that ranks share out cannot be exported, that may be by the way it is shared out."""
-    try:
-        yield
-    except ExportError as error:
-        if not job.mesh:
-            raise
-        raise type(error)(
-            f"{error.what}, as ranks share it out",
-            where=error.where,
-            expected=error.expected,
-            got=error.got,
-            fix="look at mesh and parallel, and whether the model builds without them",
-        ) from error
-
-
-def _cast(model: torch.nn.Module, job: Job) -> torch.nn.Module:
-    return model.eval() if job.model.dtype is None else model.eval().to(dtype(job.model.dtype))
+            meshes = [exported_for(one, model, bisection, asked.jobs, seen, write) for one in job.for_each_mesh()]
+        yield _Line(job, model, quantised, meshes, clock, place, asked.jobs)
 
 
 @dataclass(frozen=True)
@@ -296,105 +272,113 @@ class _Place:
 
 @dataclass
 class _Line:
-    """The stages after the export, each of which takes what those before have made."""
+    """The stages after the export, each of which takes what those before have made, for one mesh after the other."""
 
     job: Job
     model: torch.nn.Module
     quantised: Quantised | None
-    shared: Split
-    exported: Sequence[Exported]
-    observer: Observer
-    bisection: Bisection
+    meshes: Sequence[OneMesh]
     clock: "_Clock"
     place: _Place | None
     jobs: int
 
+    def only(self, command: str) -> OneMesh:
+        """The only mesh. Raises RecipeError where there are several."""
+        if len(self.meshes) > 1:
+            raise RecipeError(
+                f"mesh: {command} looks at one mesh at a time",
+                where=self.job.where,
+                expected="one mesh",
+                got=meshes_text(self.job.meshes),
+                fix="choose one: --set 'mesh={tp: 2}'; for one rank --set mesh={} --set parallel=auto",
+            )
+        return self.meshes[0]
+
     def optimise(self) -> None:
         """All passes, over each graph in place."""
         with self.clock.stage("passes"):
-            for one, label in zip(self.exported, _labels(self.exported), strict=True):
-                with self.observer.over(label):
-                    pipeline.apply(
-                        one.module, self.job.config, self.observer, self.bisection.stop_after, self.job.rules
-                    )
+            for one in self.meshes:
+                one.optimise()
 
-    def planned(self) -> Built:
+    def planned(self) -> list[Built]:
         """Each bucket specialised, planned and emitted."""
         with self.clock.stage("buckets"):
-            return build_program(
-                self.exported,
-                self.job,
-                self.clock.listener.bucket,
-                self.observer,
-                self.bisection.stop_after,
-                self.shared.parts,
-            )
+            return [one.planned(self._progress(number)) for number, one in enumerate(self.meshes)]
+
+    def _progress(self, number: int) -> Callable[[int, int], None]:
+        """Tells the listener of buckets that are done for the mesh of that number, those of all meshes counted."""
+
+        def tell(done: int, total: int) -> None:
+            self.clock.listener.bucket(number * total + done, len(self.meshes) * total)
+
+        return tell
 
     def taken_from(self, path: Path, origin: Origin) -> Built:
         """Instead: another artifact's program, if it is of this origin, with this model's weights."""
         with self.clock.stage("like"):
-            if self.job.mesh:
+            if any(self.job.meshes):
                 raise RecipeError(
                     "--like: programs for several ranks are made anew",
                     where=self.job.where,
                     fix="build without --like, or give a loaded model the checkpoint: Model.load_weights(PATH)",
                 )
-            return built_like(path, self.exported, self.job, origin)
+            return built_like(path, self.meshes[0].exported, self.job, origin)
 
-    def explained(self) -> Explained:
-        """What passes and rules did, and left alone."""
-        rules = (*self.job.rules, *fusion.registered(), *fusion.RULES)
-        return Explained(tuple(self.observer.records), rules)
-
-    def written(self, built: Built, nodes_before: int) -> Summary:
+    def written(self, built: Sequence[Built], nodes_before: Sequence[int]) -> Summary:
         """Proved, packed, and checked as a node would."""
         assert self.place is not None
-        folder = self.place.folder
-        refuse_over_budget(built.program, self.job.needs, self.job.where)
-        counts = self.explained().counts()
+        folder, where = self.place.folder, self.job.where
+        for one in built:
+            refuse_over_budget(one.program, self.job.needs, where)
         with self.clock.stage("prove"):
-            artifact, stages = lay_down(built, folder), self.shared.stages
-            proved = prove(artifact, self.model, self.job, self.clock.listener.bucket, self.jobs, stages)
+            artifacts = lay_down_all(built, folder)
+            proved = [self._proved(number, artifact) for number, artifact in enumerate(artifacts)]
         with self.clock.stage("pack"):
-            report = pages(proved.program, built, self.explained(), self.quantised)
-            program = pack(proved, report, folder, take_along(self.job, folder), built.debug)
+            explained = [one.explained() for one in self.meshes]
+            report = pages_of_all([one.program for one in proved], built, explained, self.quantised)
+            debug = [one.debug for one in built]
+            programs = pack_all(proved, report, folder, take_along(self.job, folder), debug)
         with self.clock.stage("check"):
             jobs = 1 if is_large(self.model) else self.jobs
-            check_written(folder, self.job.target.allowed, self.job.where, jobs)
-        return self._summary(self.place, program, counts, nodes_before)
+            check_all(folder, programs, self.job.target.allowed, where, jobs)
+        return self._summary(self.place, programs, nodes_before)
 
-    def _summary(
-        self, place: _Place, program: Program, counts: dict[str, tuple[int, int]], nodes_before: int
-    ) -> Summary:
-        proofs = [bucket.proof for entry in program.entry_points for bucket in entry.buckets if bucket.proof]
+    def _proved(self, number: int, artifact: Artifact) -> Proved:
+        one = self.meshes[number]
+        return prove(artifact, self.model, one.job, self._progress(number), self.jobs, one.shared.stages)
+
+    def _summary(self, place: _Place, programs: Sequence[Program], nodes_before: Sequence[int]) -> Summary:
+        of_each = [
+            one.summary(program, before)
+            for one, program, before in zip(self.meshes, programs, nodes_before, strict=True)
+        ]
+        rewrites, misses = Counter[str](), Counter[str]()
+        for one in self.meshes:
+            rewrites.update(one.observer.rewrites())
+            misses.update({name: left for name, (_, left) in one.explained().counts().items() if left})
         return Summary(
             artifact=str(place.target),
-            nodes_before=nodes_before,
-            nodes_after=_nodes(self.exported),
-            buckets=len(proofs),
-            arena=program.arena,
+            nodes_before=sum(nodes_before),
+            nodes_after=sum(one.nodes_after for one in of_each),
+            buckets=sum(one.buckets for one in of_each),
+            arena=max(program.arena for program in programs),
             weights=(place.folder / WEIGHTS_FILE).stat().st_size,
             program=(place.folder / PROGRAM_FILE).stat().st_size,
-            max_abs_error=max(proof.max_abs_error for proof in proofs),
-            units=max(proof.units for proof in proofs),
-            padding_runs=sum(len(proof.padding) for proof in proofs),
+            max_abs_error=max(one.max_abs_error for one in of_each),
+            units=max(one.units for one in of_each),
+            padding_runs=sum(one.padding_runs for one in of_each),
             sampled=self.job.sampled,
             seconds=self.clock.seconds,
-            rewrites=self.observer.rewrites(),
+            rewrites=dict(rewrites),
             quantised=self.quantised,
-            misses={name: left for name, (_, left) in counts.items() if left},
-            graphs=[one.why for one in self.exported if one.why],
-            memory=promised(program).peak,
+            misses=dict(misses),
+            graphs=[graph.why for one in self.meshes for graph in one.exported if graph.why],
+            memory=max(one.memory for one in of_each),
             budget=self.job.needs.memory_budget,
-            packages=defining_packages(op.name for op in program.ops),
-            shared_out=_shared_out(self.shared),
+            packages=defining_packages(op.name for program in programs for op in program.ops),
+            shared_out=self.meshes[0].shared_out() if len(of_each) == 1 else None,
+            meshes=of_each if len(of_each) > 1 else [],
         )
-
-
-def _shared_out(shared: Split) -> SharedOut | None:
-    if not shared.mesh:
-        return None
-    return SharedOut(mesh_text(shared.mesh), dict(shared.styles), dict(shared.kept), *shared.weights())
 
 
 def _checked(model: torch.nn.Module, job: Job) -> Job:
@@ -427,42 +411,6 @@ def _export_for_its_reason(model: torch.nn.Module, one: EntryJob) -> None:
             raise
         except ExportError:
             raise sizes from None
-
-
-def _exported(model: torch.nn.Module, job: Job, observer: Observer, jobs: int = 1) -> list[Exported]:
-    """The graphs of each entry point."""
-    found = export_entries(model, job.entries, jobs)
-    # Ranks may have buffers of their own, and share one program.
-    exported = unified(found, [graph.entry for graph in found], tables=not job.mesh)
-    for one, label in zip(exported, _labels(exported), strict=True):
-        with observer.over(label):
-            observer.stage("export", one.module)
-    return exported
-
-
-def _labels(exported: Sequence[Exported]) -> list[str]:
-    """What each graph is called in logs and dumps: by its entry point, numbered where that has several; "" for an only
-    one."""
-    if len(exported) == 1:
-        return [""]
-    entries = [one.entry for one in exported]
-    return [
-        entry if entries.count(entry) == 1 else f"{entry} {1 + entries[:number].count(entry)}"
-        for number, entry in enumerate(entries)
-    ]
-
-
-def _nodes(exported: Sequence[Exported]) -> int:
-    return sum(len(one.module.graph.nodes) for one in exported)
-
-
-def _observer(
-    job: Job, max_rewrites: int | None, seen: Callable[[str, torch.fx.Graph, str], None] | None, keeps: bool
-) -> Observer:
-    dump = job.config.debug.graph_dump
-    path = dump.path or ("." if dump.type is not None else None)
-    folder = Path(path) if path is not None else None
-    return Observer(job.target, folder, max_rewrites, dump.type == "py", keeps, listener=seen)
 
 
 class _Clock:

@@ -11,9 +11,10 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from aotair_runtime.artifact.asked import Asked
 from aotair_runtime.artifact.companions import is_companion
 from aotair_runtime.artifact.digests import described
-from aotair_runtime.artifact.open import Artifact, open_artifact
+from aotair_runtime.artifact.open import ONE_RANK, Artifact, open_artifact
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import AotairError, ArtifactError, UnreadableError
 from aotair_runtime.format import codec, debug_data
@@ -60,10 +61,15 @@ def lay_down(built: Built, folder: Path) -> Artifact:
     """Write the program, unproved, and its weights into `folder`; returns what a node would read there, which is what
     has to be proved."""
     with refusals(folder):
-        weights = _written(built.weights, folder / WEIGHTS_FILE)
+        weights = write_tensors(built.weights, folder / WEIGHTS_FILE)
         (folder / PROGRAM_FILE).write_bytes(codec.dump(replace(built.program, files=(weights,))))
+    return read_back(folder)
+
+
+def read_back(folder: Path, asked: Asked = ONE_RANK) -> Artifact:
+    """What a node would read of what was written there. Raises InternalError where it would refuse that."""
     try:
-        return open_artifact(folder)
+        return open_artifact(folder, asked=asked)
     except UnreadableError:
         raise
     except ArtifactError as error:
@@ -81,16 +87,21 @@ def pack(
     the files that travel `along` and lie there already, and where its instructions come from, if that is known; returns
     the program as written."""
     with refusals(folder):
-        golden = _written(proved.golden, folder / GOLDEN_FILE)
+        golden = write_tensors(proved.golden, folder / GOLDEN_FILE)
         program = replace(proved.program, files=(*proved.program.files, golden, *along))
         content = codec.dump(program)
         (folder / PROGRAM_FILE).write_bytes(content)
         if debug is not None and debug.made:
             (folder / DEBUG_FILE).write_bytes(debug_data.dump(debug, content))
-        for name, page in pages.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(page, encoding="utf-8")
+        write_pages(pages, folder)
     return program
+
+
+def write_pages(pages: Mapping[str, str], folder: Path) -> None:
+    """The pages of a report, by their names."""
+    for name, page in pages.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(page, encoding="utf-8")
 
 
 def take_along(job: Job, folder: Path) -> tuple[File, ...]:
@@ -129,9 +140,10 @@ def _copy(file: Path, to: Path, where: str) -> None:
         shutil.copyfileobj(source, copy, 1 << 20)
 
 
-def check_written(folder: Path, allowed: Allowed, where: str, jobs: int = 1) -> None:
-    """What lies on disk loads and answers, however a node loads it that allows this. Raises ProofError."""
-    artifact = open_artifact(folder)
+def check_written(folder: Path, allowed: Allowed, where: str, jobs: int = 1, asked: Asked = ONE_RANK) -> None:
+    """What lies on disk loads and answers, however a node loads it that allows this; of programs for several meshes
+    that which is `asked` for. Raises ProofError."""
+    artifact = open_artifact(folder, asked=asked)
     shared_out([functools.partial(_check_loaded, artifact, allowed, where, options) for options in _WAYS], jobs)
 
 
@@ -163,8 +175,8 @@ def _replayed(model: Model | AllRanks) -> Iterator[Comparison]:
     return model.replay_golden() if isinstance(model, AllRanks) else replay_golden(model)
 
 
-def _written(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
-    """The file with these tensors; those that look at the same memory are written apart."""
+def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> File:
+    """Write these tensors into a file, which is described; those that look at the same memory are written apart."""
     own, seen = {}, set()
     for name, tensor in tensors.items():
         memory, plain = tensor.untyped_storage().data_ptr(), resolved(tensor).contiguous()

@@ -1,6 +1,6 @@
 """What a build says: while it goes, to a listener, and of itself at the end."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 
 class Listener:
@@ -56,6 +56,22 @@ class SharedOut:
 
 
 @dataclass(frozen=True)
+class OfMesh:
+    """What the program for one of several meshes came to: the fields are those of `Summary`."""
+
+    mesh: str
+    nodes_before: int
+    nodes_after: int
+    buckets: int
+    arena: int
+    memory: int
+    max_abs_error: float
+    units: float
+    padding_runs: int
+    shared_out: SharedOut | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a build came to. Sizes in bytes, times in seconds; `units`: the largest error in units in the last place of
     its row's greatest number, and `sampled`: whether fewer runs proved it; `nodes` before and after, `rewrites` by
@@ -63,7 +79,8 @@ class Summary:
     None; `graphs`: for each further graph of an entry point, why those before do not serve its buckets; `memory`: the
     most that a load takes, `budget` as the recipe has it: bytes, a share of the device, or None; `packages`: for each
     namespace of ops that the program uses and nodes have to allow, the package that a node has to import; `shared_out`:
-    None for one rank."""
+    None for one rank. `meshes`: of an artifact for several meshes, what each program came to; the other numbers are
+    then the largest of any, or counted over all of them, and `shared_out` is None."""
 
     artifact: str
     nodes_before: int
@@ -85,6 +102,7 @@ class Summary:
     budget: int | float | None
     packages: dict[str, str]
     shared_out: SharedOut | None = None
+    meshes: list[OfMesh] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

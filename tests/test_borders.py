@@ -22,9 +22,9 @@ OPTIONAL = {"npu.py": {"torch_npu"}, "signer.py": {"cryptography"}, "metrics.py"
 ORDER = {
     BUILDER: [
         "errors", "disk", "log", "summary", "share", "ops", "target", "graph", "fusion", "recipe", "model", "parallel",
-        "export", "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "prove", "pack",
-        "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report", "explore", "serving",
-        "builder", "cluster", "commands", "cli", "__main__", "__init__",
+        "export", "passes", "lower", "plan", "emit", "promise", "prologue", "stored", "program", "stored_once", "prove",
+        "pack", "united", "fingerprint", "reuse", "tools", "hf", "chat", "buckets", "diff", "debugger", "report",
+        "explore", "serving", "one_mesh", "builder", "cluster", "commands", "cli", "__main__", "__init__",
     ],
     RUNTIME: [
         "version", "errors", "format", "confine", "devices", "steps", "artifact", "trust", "memory", "settings",

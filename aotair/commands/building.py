@@ -1,8 +1,7 @@
 """The commands that read a recipe: they need the builder's packages, which each imports when it runs."""
 
-import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 from aotair_runtime.format.schema import Program
 
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, JSON, SET
+from .options import ALLOW, ALLOW_OP, JSON, MESH, SET, heading, programs_in
 from .several import build_all
 
 if TYPE_CHECKING:
@@ -136,12 +135,20 @@ def explain(
     show_default=True,
     help="With --intervals: work for the searches, counted, in about so many seconds.",
 )
+@MESH
 @SET
 @JSON
 def plan(
-    what: Path | None, file: Path | None, alignment: int, seconds: float, changes: tuple[str, ...], as_json: bool
+    what: Path | None,
+    file: Path | None,
+    alignment: int,
+    seconds: float,
+    mesh: Any,
+    changes: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Print what memory an artifact takes, or a recipe's will: by purpose, by bucket, and beside the plans.
+    """Print what memory an artifact takes, or a recipe's will: by purpose, by bucket, and beside the plans; for each of
+    its meshes, or for --mesh.
 
     With --intervals, plan those of a file in MiniMalloc's format (upper excluded): height, lower bound, gap, offsets.
     """
@@ -157,29 +164,45 @@ def plan(
     from ..report.memory import memory_dict, memory_text
 
     assert what is not None
-    program, refuse_too_much = _program(what, changes, as_json)
-    promise = promised(program)
-    echo(json.dumps(memory_dict(program, promise), indent=2) if as_json else memory_text(program, promise))
+    programs, refuse_too_much = _programs(what, changes, mesh, as_json)
+    promises = [(program, promised(program)) for program in programs]
+    if as_json:
+        dicts = [memory_dict(*one) for one in promises]
+        echo(json.dumps(dicts if len(dicts) > 1 else dicts[0], indent=2))
+    else:
+        texts = [memory_text(*one) for one in promises]
+        pairs = zip(programs, texts, strict=True)
+        echo("\n\n".join(texts if len(texts) == 1 else [f"{heading(program)}\n{text}" for program, text in pairs]))
     refuse_too_much()
 
 
-def _program(what: Path, changes: tuple[str, ...], quiet: bool) -> tuple[Program, Callable[[], None]]:
-    """The program that was or would be built, and what refuses it where its recipe gives it less memory."""
+def _programs(
+    what: Path, changes: tuple[str, ...], mesh: dict[str, int] | None, quiet: bool
+) -> tuple[Sequence[Program], Callable[[], None]]:
+    """The programs that were or would be built, for all meshes or for one, and what refuses them where their recipe
+    gives them less memory."""
     if what.is_dir():
         if changes:
             raise click.UsageError("--set changes a recipe, and this is an artifact")
-        from aotair_runtime.artifact.open import read_program
+        return programs_in(what, mesh), lambda: None
+    from aotair_runtime.artifact.asked import asked_for
 
-        return read_program(what), lambda: None
-    from ..builder import plan as planned
+    from ..builder import plans
     from ..promise import refuse_over_budget
     from ..recipe.read import read_recipe
     from ..report.progress import Progress
 
     recipe = read_recipe(what, changes)
     with Progress(quiet=quiet) as progress:
-        program = planned(recipe, progress)
-    return program, functools.partial(refuse_over_budget, program, recipe.target, recipe.where)
+        programs = plans(recipe, progress)
+    if mesh is not None:
+        programs = [programs[asked_for(mesh).number([program.mesh for program in programs], recipe.where)]]
+
+    def refuse() -> None:
+        for program in programs:
+            refuse_over_budget(program, recipe.target, recipe.where)
+
+    return programs, refuse
 
 
 @click.command()

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ..tools.user_modules import import_modules
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, loaded
+from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, MESH, loaded, say_which
 
 
 @click.command()
@@ -24,6 +25,7 @@ from .options import ALLOW, ALLOW_OP, DEVICE, IMPORT, JSON, loaded
     help="Status 1 where one holds: any, recipe, versions, interface, buckets, ops, weights, plans, memory:+1%, "
     "size:+10MiB, proof:+50%, time:+5%; commas between them.",
 )
+@MESH
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -36,6 +38,7 @@ def diff(
     bench: bool,
     seconds: float,
     fail_on: str | None,
+    mesh: Any,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -43,6 +46,7 @@ def diff(
     as_json: bool,
 ) -> None:
     """Say what is different from artifact A to artifact B: recipe, versions, graphs, weights, plans, proofs, sizes."""
+    from aotair_runtime.artifact.asked import Among, asked_for
     from aotair_runtime.artifact.open import open_artifact
 
     from ..diff.diff import diff as differing
@@ -53,13 +57,18 @@ def diff(
 
     wanted = conditions(fail_on, bench) if fail_on is not None else []
     import_modules(modules)
-    found = differing(open_artifact(one), open_artifact(other))
+    asked = Among(asked_for(mesh).mesh)
+    opened = [open_artifact(path, asked=asked) for path in (one, other)]
+    found = differing(*opened)
     if bench:
         times: list[Times] = []
-        for artifact in (one, other):
-            with loaded(artifact, namespaces, ops, modules, device=device) as model:
+        for artifact in opened:
+            chosen = {axis.name: axis.size for axis in artifact.program.mesh}
+            with loaded(artifact.path, namespaces, ops, modules, device=device, mesh=chosen) as model:
                 times.append(measured(model, seconds))
         found = with_times(found, *times)
+    for artifact in opened:
+        say_which(artifact.program)
     if html is not None:
         from ..diff.page import page
         from ..disk.place import new_file

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,11 +12,12 @@ from aotair_runtime.format.schema import SIGNATURE_FILE
 
 from ..tools.user_modules import import_modules
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, trusting
+from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, MESH, trusting
 
 
 @click.command()
 @click.argument("artifact", required=False, type=click.Path(path_type=Path))
+@MESH
 @DEVICE
 @trusting
 @click.option("--memory-budget", metavar="BYTES", help='The most that it may take: "24GiB", "90%".')
@@ -26,6 +28,7 @@ from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, trusting
 def doctor(
     artifact: Path | None,
     trust: TrustPolicy | None,
+    mesh: Any,
     device: str | None,
     memory_budget: str | None,
     namespaces: tuple[str, ...],
@@ -49,6 +52,7 @@ def doctor(
         allow_namespaces=namespaces,
         allow_ops=ops,
         trust=trust,
+        mesh=mesh,
     )
     echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     if not found.runs:

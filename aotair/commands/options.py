@@ -9,13 +9,32 @@ import click
 
 import aotair_runtime
 from aotair_runtime import TrustPolicy
+from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
 
 from ..tools.user_modules import import_modules
-from .echo import only_rank_0
+from .echo import echo, only_rank_0
 
 ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path))
 DEVICE = click.option("--device", help='"npu", "cuda:1", …; "cpu" runs any artifact  [default: that of the artifact]')
+
+
+def _mesh(context: click.Context, option: click.Parameter, value: str | None) -> dict[str, int] | None:
+    """`dp=2,tp=4` as numbers of ranks by axis."""
+    if value is None:
+        return None
+    pairs = [part.strip().partition("=") for part in value.split(",")]
+    if not all(name and number.isascii() and number.isdecimal() and int(number) for name, _, number in pairs):
+        raise click.BadParameter("give axes and numbers of ranks, as tp=4 or dp=2,tp=2; tp=1 is one rank")
+    return {name: int(number) for name, _, number in pairs}
+
+
+MESH = click.option(
+    "--mesh",
+    metavar="AXIS=RANKS",
+    callback=_mesh,
+    help="Of an artifact for several meshes: the program for this one, tp=4 or dp=2,tp=2; tp=1 is one rank.",
+)
 SET = click.option(
     "--set",
     "changes",
@@ -67,6 +86,29 @@ def trusting(command: Callable[..., None]) -> Callable[..., None]:
     ):
         run = option(run)
     return run
+
+
+def programs_in(artifact: Path, mesh: dict[str, int] | None) -> tuple[Program, ...]:
+    """The programs for all meshes of an artifact, or that for one of them."""
+    from aotair_runtime.artifact.asked import asked_for
+    from aotair_runtime.artifact.open import read_program, read_programs
+
+    return read_programs(artifact) if mesh is None else (read_program(artifact, asked_for(mesh)),)
+
+
+def heading(program: Program) -> str:
+    """What stands above what is said of one of several programs."""
+    from aotair_runtime.format.mesh import mesh_text
+
+    return f"== {mesh_text(program.mesh)} =="
+
+
+def say_which(program: Program) -> None:
+    """Of an artifact for several meshes, say on the side for which of them this program is."""
+    from aotair_runtime.format.mesh import mesh_text, meshes_text
+
+    if others := [mesh for mesh in program.beside.meshes if mesh != program.mesh]:
+        echo(f"the program for {mesh_text(program.mesh)}; the artifact has others: {meshes_text(others)}", err=True)
 
 
 def loaded(

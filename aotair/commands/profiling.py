@@ -15,7 +15,7 @@ from aotair_runtime.errors import AotairError
 from aotair_runtime.model import Model
 
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, loaded
+from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, MESH, loaded
 
 
 @click.command()
@@ -34,6 +34,7 @@ from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, loaded
 @click.option(
     "--seconds", type=click.FloatRange(0, 3600), default=2.0, show_default=True, help="Time for each bucket's rounds."
 )
+@MESH
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -49,6 +50,7 @@ def profile(
     sizes: Path | None,
     top: int,
     seconds: float,
+    mesh: Any,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -59,9 +61,8 @@ def profile(
     if inputs is not None and bucket is not None:
         raise click.UsageError("--bucket goes with the golden inputs: what is sent by --inputs chooses its bucket")
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
-    with loaded(
-        artifact, namespaces, ops, modules, device=device, capture="all" if bucket is None else "lazy"
-    ) as model:
+    options = {"device": device, "mesh": mesh, "capture": "all" if bucket is None else "lazy"}
+    with loaded(artifact, namespaces, ops, modules, **options) as model:
         given = list(_golden(model, entry, bucket) if inputs is None else _from_file(model, entry, inputs))
         with model.profile(seconds=seconds) as found:
             for (name, tensors), _ in itertools.product(given, range(calls)):

@@ -9,35 +9,59 @@ import click
 import aotair_runtime
 from aotair_runtime import TrustPolicy
 from aotair_runtime.errors import AotairError
+from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
 
 from .echo import echo
-from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, loaded, trusting
+from .options import (
+    ALLOW,
+    ALLOW_OP,
+    ARTIFACT,
+    DEVICE,
+    IMPORT,
+    JSON,
+    MESH,
+    heading,
+    loaded,
+    programs_in,
+    say_which,
+    trusting,
+)
 
 
 @click.command()
 @ARTIFACT
 @click.option("--bucket", help="Print the tensors and instructions of this bucket, as the table names it.")
 @click.option("--weights", is_flag=True, help="Print the stored tensors, and what each follows from.")
+@MESH
 @JSON
-def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) -> None:
-    """Print what an artifact holds: entry points, buckets, plans, a bucket's program, its weights."""
+def inspect(artifact: Path, bucket: str | None, weights: bool, mesh: Any, as_json: bool) -> None:
+    """Print what an artifact holds: entry points, buckets, plans, a bucket's program, its weights; for each of its
+    meshes, or for --mesh."""
     from dataclasses import asdict
 
-    from aotair_runtime.artifact.open import read_program
-    from aotair_runtime.format.sizes import describe
-    from aotair_runtime.format.text import bucket_text, summary, weights_text
+    from aotair_runtime.format.text import summary, weights_text
 
-    program = read_program(artifact)
+    programs = programs_in(artifact, mesh)
     if as_json:
-        echo(json.dumps(asdict(program), indent=2))
+        found = [asdict(program) for program in programs]
+        echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
         return
-    if weights:
-        echo(weights_text(program))
-        return
-    if bucket is None:
-        echo(summary(program))
-        return
+    for number, program in enumerate(programs):
+        if len(programs) > 1:
+            echo(("\n" if number else "") + heading(program))
+        if weights:
+            echo(weights_text(program))
+        elif bucket is None:
+            echo(summary(program))
+        else:
+            _inspect_bucket(artifact, program, bucket)
+
+
+def _inspect_bucket(artifact: Path, program: Program, bucket: str) -> None:
+    from aotair_runtime.format.sizes import describe
+    from aotair_runtime.format.text import bucket_text
+
     found = [(e, b) for e in program.entry_points for b in e.buckets if describe(e, b.sizes) == bucket]
     if not found:
         names = "; ".join(describe(e, b.sizes) for e in program.entry_points for b in e.buckets)
@@ -58,6 +82,7 @@ def inspect(artifact: Path, bucket: str | None, weights: bool, as_json: bool) ->
     "-o", "--out", type=click.Path(path_type=Path), help="Write the outputs to this .safetensors or .npz file."
 )
 @click.option("--entry", help="The entry point to call.")
+@MESH
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -68,6 +93,7 @@ def run(
     snapshot: Path | None,
     out: Path | None,
     entry: str | None,
+    mesh: Any,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -80,7 +106,7 @@ def run(
         raise click.UsageError("give the inputs of the call: a file INPUTS, or --snapshot FILE")
     if snapshot is not None and entry is not None:
         raise click.UsageError("--entry goes with INPUTS: a snapshot says which entry point it calls")
-    options = {"device": device, "enable_output_clone": True, "capture": "lazy"}
+    options = {"device": device, "mesh": mesh, "enable_output_clone": True, "capture": "lazy"}
     with loaded(artifact, namespaces, ops, modules, **options) as model:
         found = _replayed(model, snapshot) if snapshot is not None else _called(model, inputs or Path(), entry)
         outputs = {key: tensor.cpu() for key, tensor in found.items()}
@@ -121,6 +147,7 @@ def _replayed(model: Model, path: Path) -> dict[str, Any]:
 @ARTIFACT
 @trusting
 @click.option("--signature-only", is_flag=True, help="Check the signature and all digests, and replay nothing.")
+@MESH
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -130,6 +157,7 @@ def verify(
     artifact: Path,
     trust: TrustPolicy | None,
     signature_only: bool,
+    mesh: Any,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -147,9 +175,11 @@ def verify(
     if signature_only:
         _check_signature(artifact, trust)
         return
-    with loaded(artifact, namespaces, ops, modules, device=device, enable_output_clone=True, trust=trust) as model:
+    options = {"device": device, "mesh": mesh, "enable_output_clone": True, "trust": trust}
+    with loaded(artifact, namespaces, ops, modules, **options) as model:
         check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
+        say_which(model.program)
     if as_json:
         echo(json.dumps([asdict(result) for result in results], indent=2))
     else:
@@ -163,13 +193,14 @@ def verify(
 
 
 def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
+    from aotair_runtime.artifact.asked import AnyOf
     from aotair_runtime.artifact.open import opened, with_weights
     from aotair_runtime.trust.gate import gate_for
 
     gate = gate_for(trust, "full")
     if gate is None:
         raise click.UsageError("--signature-only goes with --key, --certificate or --trust")
-    with_weights(*opened(artifact, gate), gate=gate)
+    with_weights(*opened(artifact, gate, AnyOf()), gate=gate)
     echo("the signature is good, and all files are those that were signed")
 
 
@@ -185,6 +216,7 @@ def _check_signature(artifact: Path, trust: TrustPolicy | None) -> None:
     type=click.IntRange(2, 64),
     help="On the CPU, how many calls a second so many processes make that share the threads, beside one with all.",
 )
+@MESH
 @DEVICE
 @ALLOW
 @ALLOW_OP
@@ -196,6 +228,7 @@ def bench(
     seconds: float,
     memory: bool,
     workers: int | None,
+    mesh: Any,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -208,7 +241,7 @@ def bench(
     if workers is not None:
         if recipe is not None or memory:
             raise click.UsageError("--workers counts calls of processes, without --recipe and --memory")
-        options = {"device": device or "cpu", "allow_namespaces": namespaces, "allow_ops": ops}
+        options = {"device": device or "cpu", "mesh": mesh, "allow_namespaces": namespaces, "allow_ops": ops}
         _bench_workers(artifact, workers, seconds, modules, options, as_json)
         return
 
@@ -225,7 +258,8 @@ def bench(
         original = load_model(job)
         originals = {one.entry: by_name(getattr(original, one.method), one) for one in job.entries}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
-    with loaded(artifact, namespaces, ops, modules, device=device) as model:
+    with loaded(artifact, namespaces, ops, modules, device=device, mesh=mesh) as model:
+        say_which(model.program)
         if originals:
             original.to(model.device)
         if not model.drives:
@@ -247,11 +281,12 @@ def _bench_workers(
 
     import torch
 
+    from aotair_runtime.artifact.asked import asked_for
     from aotair_runtime.artifact.open import read_program
 
     from ..tools.workers import Work, throughput, workers_table
 
-    if read_program(artifact).mesh:
+    if read_program(artifact, asked_for(options["mesh"])).mesh:
         raise click.UsageError("--workers is for artifacts of one rank")
     threads = torch.get_num_threads()
     one = Work(artifact, 1, threads, seconds, modules, options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from aotair_runtime.artifact.asked import Asked
 from aotair_runtime.artifact.checkpoint import some
 from aotair_runtime.artifact.open import Artifact, open_artifact
 from aotair_runtime.call.buckets import choose, read_sizes
@@ -86,7 +87,9 @@ def prove(
             for one, called, entry in zip(job.entries, originals, artifact.program.entry_points, strict=True)
         ]
         steps = [(prover, number) for prover in provers for number in range(len(prover.buckets))]
-        return _proved(artifact.program, steps, progress, 1 if large else jobs)
+        found = _proved(artifact.program, steps, progress, 1 if large else jobs)
+    first.reset()  # the next program is proved against the model as it was built, too
+    return found
 
 
 def is_large(model: torch.nn.Module) -> bool:
@@ -161,7 +164,8 @@ def all_on_host(artifact: Artifact, allowed: Allowed, **options: bool) -> Model 
     """The same; of an artifact for several ranks all of them, together."""
     if not artifact.program.mesh:
         return on_host(artifact, allowed, **options)
-    others = [open_artifact(artifact.path, rank) for rank in range(1, ranks_of(artifact.program.mesh))]
+    asked = Asked(artifact.program.mesh)
+    others = [open_artifact(artifact.path, rank, asked) for rank in range(1, ranks_of(artifact.program.mesh))]
     return AllRanks([artifact, *others], host_settings(allowed, **options))
 
 

@@ -31,7 +31,8 @@ class Job:
     program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there
     already. `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the
     proof's, `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as
-    plain data, for the fingerprint. `mesh`: the ranks that run it together, among whom modules are shared out as
+    plain data, for the fingerprint. `meshes`: for which ranks there is to be a program; `mesh`: those that run
+    this one together (of several the first, until `for_mesh` says another), among whom modules are shared out as
     `parallel` says. `files` travel with the artifact, and `companions` writes what else does into a directory."""
 
     name: str
@@ -51,6 +52,7 @@ class Job:
     entries: tuple[EntryJob, ...]
     written: Mapping[str, object]
     mesh: tuple[Axis, ...] = ()
+    meshes: tuple[tuple[Axis, ...], ...] = ((),)
     parallel: str | Mapping[str, str] = "auto"
     files: tuple[Path, ...] = ()
     companions: Callable[[Path], object] | None = None
@@ -59,12 +61,17 @@ class Job:
         """The same job, with another entry point in the place of that of its name."""
         return replace(self, entries=tuple(entry if one.entry == entry.entry else one for one in self.entries))
 
+    def for_each_mesh(self) -> "list[Job]":
+        """The same job for the ranks of each of its meshes."""
+        return [replace(self, mesh=mesh) for mesh in self.meshes]
+
 
 def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: CompilerConfig | None = None) -> Job:
     """The job of a recipe; `given` is a model that is there already, `config` is taken instead of the recipe's. Imports
     the passes and rules that the recipe names. Raises ModelError where one cannot be imported."""
     if config is not None:
         recipe = recipe.model_copy(update={"config": config})
+    meshes = tuple(map(_mesh, recipe.meshes))
     entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
     asked, own = recipe.target, recipe.config.experimental_config
     reads_nz = asked.device == "npu" and asked.pack_weights and own.weight_nz
@@ -85,7 +92,8 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
         quantize=recipe.quantize,
-        mesh=_mesh(recipe),
+        mesh=meshes[0],
+        meshes=meshes,
         parallel=recipe.parallel,
         seed=recipe.verify.seed,
         tolerance=golden_tolerance(recipe),
@@ -116,9 +124,9 @@ def _prompts(recipe: Recipe) -> Callable[[EntryJob], list[dict[str, torch.Tensor
     return functools.partial(prompts, part.pretrained, part.task, texts, recipe.folder, recipe.where)
 
 
-def _mesh(recipe: Recipe) -> tuple[Axis, ...]:
+def _mesh(sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     """The axes; none where one rank is all there is, which needs nobody to start it."""
-    axes = tuple(Axis(name, size) for name, size in recipe.mesh.items())
+    axes = tuple(Axis(name, size) for name, size in sizes.items())
     return axes if ranks_of(axes) > 1 else ()
 
 

@@ -10,13 +10,16 @@ import torch
 from pydantic import (
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.format.limits import MOST_MESHES
 from aotair_runtime.memory.amounts import read_budget, read_bytes
 
 from ..target.target import Target
@@ -340,6 +343,12 @@ Inputs = dict[InputName, InputPart]
 Constants = dict[InputName, Annotated[Any, BeforeValidator(_plain)]]
 Types = dict[InputName, Annotated[str, Field(pattern=r"^(dict|list|tuple|[^:]+:[A-Za-z_][A-Za-z0-9_.]*)$")]]
 Outputs = dict[int | str, OutputPart]
+Mesh = Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,15}$")], Size], Field(max_length=8)]
+_Meshes = Annotated[list[Mesh], Field(min_length=1, max_length=MOST_MESHES)]
+MeshOrMeshes = Annotated[
+    Annotated[Mesh, Tag("dict[mesh]")] | Annotated[_Meshes, Tag("list[mesh]")],
+    Discriminator(lambda value: f"{'list' if isinstance(value, list) else 'dict'}[mesh]"),
+]
 Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 
 
@@ -416,11 +425,11 @@ class Recipe(Part):
         default_factory=list, description="functions (module:function) that register fusion rules for this build"
     )
     quantize: QuantizePart | None = Field(default=None, description="null: compute in the model's own dtypes")
-    mesh: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,15}$")], Size] = Field(
+    mesh: MeshOrMeshes = Field(
         default_factory=dict,
-        max_length=8,
         description="ranks that run the artifact together, by axis: {tp: 4}, {dp: 2, tp: 2}; the last axis varies "
-        "fastest from rank to rank",
+        "fastest from rank to rank; or a list of such, [{}, {tp: 4}], for one artifact with a program for each, over "
+        "one set of weights",
     )
     parallel: Literal["auto", "model"] | dict[str, str] = Field(
         default="auto",
@@ -439,12 +448,17 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _shared_out(self) -> "Recipe":
-        if not self.mesh and self.parallel != "auto":
+        if not any(self.meshes) and self.parallel != "auto":
             raise ValueError("parallel says how modules are shared out over ranks: add mesh, as mesh: {tp: 2}")
         if self.parallel == "model" and self.model.factory is None:
             raise ValueError("parallel: model is for a factory, which is called with a mesh: name it in model.factory")
-        if math.prod(self.mesh.values()) > 1 << 16:
+        ranks = [math.prod(mesh.values()) for mesh in self.meshes]
+        if max(ranks) > 1 << 16:
             raise ValueError("mesh: at most 65536 ranks")
+        different = [list(mesh.items()) if count > 1 else [] for mesh, count in zip(self.meshes, ranks)]
+        if twice := [mesh for number, mesh in enumerate(different) if mesh in different[:number]]:
+            said = ", ".join(f"{axis}: {size}" for axis, size in twice[0])
+            raise ValueError(f"mesh: {{{said}}} is there twice" + ("" if said else ", as one rank: {} or {tp: 1}"))
         return self
 
     @model_validator(mode="after")
@@ -466,6 +480,11 @@ class Recipe(Part):
     @classmethod
     def _some(cls, buckets: Buckets) -> Buckets:
         return _distinct(buckets)
+
+    @property
+    def meshes(self) -> list[dict[str, int]]:
+        """The meshes that it is for, of which there is one or are several."""
+        return self.mesh if isinstance(self.mesh, list) else [self.mesh]
 
     @property
     def where(self) -> str:

@@ -15,10 +15,15 @@ from .frame import FRONT, PASSES, document, escaped, link, table
 
 
 def front(
-    program: Program, fusions: Mapping[str, tuple[int, int]], quantised: Quantised | None, pages: Mapping[str, str]
+    program: Program,
+    fusions: Mapping[str, tuple[int, int]],
+    quantised: Quantised | None,
+    pages: Mapping[str, str],
+    others: Mapping[str, str],
 ) -> str:
-    """The page. `fusions`: what each rule fused, and left alone; `quantised`: what `quantize` of the recipe did."""
-    body = "\n".join(_sections(program, fusions, quantised, pages))
+    """The page. `fusions`: what each rule fused, and left alone; `quantised`: what `quantize` of the recipe did;
+    `others`: by their meshes, the front pages of the artifact's other programs."""
+    body = "\n".join([*_of_several(program, others), *_sections(program, fusions, quantised, pages)])
     return document(program.name, body, FRONT, pages)
 
 
@@ -60,6 +65,13 @@ def _ranks(program: Program) -> str:
     return (
         f" {ranks_of(program.mesh)} ranks ({escaped(mesh_text(program.mesh))}) run it and share {shared} weights out."
     )
+
+
+def _of_several(program: Program, others: Mapping[str, str]) -> Iterator[str]:
+    """For which mesh this program is, where the artifact has several."""
+    if others:
+        links = ", ".join(f'<a href="{escaped(page)}">{escaped(mesh)}</a>' for mesh, page in others.items())
+        yield f"<p>This is the program for {escaped(mesh_text(program.mesh))}. The artifact has others: {links}.</p>"
 
 
 def _entries(program: Program) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from aotair_runtime.format.text import table
 
-from ..summary import Listener, Summary
+from ..summary import Listener, SharedOut, Summary
 
 _SAYS = {
     "recipe": "reading the recipe",
@@ -155,9 +155,17 @@ def _budget(budget: int | float | None) -> str:
 
 
 def _shared_out(summary: Summary) -> list[list[str]]:
-    """What ranks share out, and what each of them has whole: layers that are alike in one row."""
-    if (shared := summary.shared_out) is None:
-        return []
+    """What ranks share out, for each mesh, and what each of them has whole."""
+    rows = [] if summary.shared_out is None else _ranks(summary.shared_out)
+    for one in summary.meshes:
+        rows += [["program for one rank", ""]] if one.shared_out is None else _ranks(one.shared_out)
+        rows += [["its arena bytes / memory bytes at most", f"{one.arena:,} / {one.memory:,}"]]
+        rows += [["its largest error against the original", f"{one.max_abs_error:.2e}"]]
+    return rows
+
+
+def _ranks(shared: SharedOut) -> list[list[str]]:
+    """Layers that are alike are one row."""
     rows = [["ranks, proved together", shared.mesh]]
     rows += [[f"shared out: {style}", f"{count}"] for style, count in shared.styles.items()]
     rows += [["bytes of a rank's weights / on every rank", f"{shared.weights:,} / {shared.whole:,}"]]

@@ -27,6 +27,7 @@ from ray import serve
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from aotair_runtime.artifact.asked import asked_for
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, CallError, ClosedError, RankError
 from aotair_runtime.format.mesh import ranks_of
@@ -63,7 +64,7 @@ class Options(BaseModel):
 
 def app(options: Options) -> serve.Application:
     """The application that Ray Serve runs. Raises a subclass of AotairError where the artifact cannot be served."""
-    program = read_program(Path(options.artifact))
+    program = _program(options)
     for entry in program.entry_points:
         refuse_unserved(entry)
     refuse_undriven(program)
@@ -78,6 +79,12 @@ def app(options: Options) -> serve.Application:
     )
     found: serve.Application = deployment.bind(options, resources)
     return found
+
+
+def _program(options: Options) -> Program:
+    """The program that is served; of an artifact for several meshes that of `load: {mesh: …}`, by default of one
+    rank."""
+    return read_program(Path(options.artifact), asked_for(options.load.get("mesh")))
 
 
 def _resources(program: Program, device: str | None) -> dict[str, float]:
@@ -132,8 +139,10 @@ class Artifact:
     def __init__(self, options: Options, resources: Mapping[str, float]):
         self._followers: Followers | None = None
         self._driver: Any = None
-        ranks = ranks_of(read_program(Path(options.artifact)).mesh)
+        mesh = _program(options).mesh
+        ranks = ranks_of(mesh)
         given = {**options.load, **({} if options.device is None else {"device": options.device})}
+        given["mesh"] = {axis.name: axis.size for axis in mesh}
         address = meeting_place() if ranks > 1 else ""
         load = Load(options.artifact, given, address, ranks, options.rank_timeout)
         if ranks > 1:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aotair_runtime.artifact.asked import AnyOf
 from aotair_runtime.artifact.companions import check_companions
 from aotair_runtime.artifact.folder import Folder
-from aotair_runtime.artifact.open import open_artifact, read_golden
+from aotair_runtime.artifact.open import Artifact, open_artifact, read_golden, read_programs
 from aotair_runtime.format.schema import GOLDEN_FILE, SIGNATURE_FILE
 
 from ..disk.place import new_file, refusals
@@ -26,10 +27,11 @@ class Signer:
 def sign_artifact(path: Path, signer: Signer) -> int:
     """Write `model.sig` into the artifact, once all its files are what its program says; how many were signed. Raises
     SignError, an ArtifactError or a WriteError."""
-    artifact = open_artifact(path)
-    if any(file.name == GOLDEN_FILE for file in artifact.program.files):
-        read_golden(artifact)
+    artifact = open_artifact(path, asked=AnyOf())
     folder = Folder(path)
+    for program in read_programs(path):
+        if any(file.name == GOLDEN_FILE for file in program.files):
+            read_golden(Artifact(path, program, (), folder))
     check_companions(folder, artifact.program)
     files = sorted(set(folder.names()) - {SIGNATURE_FILE})
     folder.close()

@@ -1,6 +1,7 @@
 """What `load` returns: an artifact bound to a device, every bucket captured, ready to be called."""
 
 import contextlib
+import functools
 import hashlib
 import logging
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .artifact.asked import Asked, asked_for
 from .artifact.folder import Folder
 from .artifact.open import Artifact, check_unchanged, opened, with_weights
 from .artifact.ops import resolve
@@ -38,7 +40,7 @@ from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_ou
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
 from .ranks.members import here
-from .ranks.party import TIMEOUT, Party, Processes, Wish
+from .ranks.party import TIMEOUT, Party, Processes, Wish, ranks_here
 from .report import MemoryReport, Stats, memory_report, stats
 from .settings import KEPT_GRAPHS, Settings, settle
 from .trust.gate import gate_for
@@ -81,6 +83,7 @@ def load(
     threads: int | None = None,
     group: "ProcessGroup | None" = None,
     rank_timeout: float = TIMEOUT,
+    mesh: Mapping[str, int] | None = None,
 ) -> "Model":
     """Open the artifact at `path`, check it, bind its weights and capture its buckets. Arguments that are None leave
     the recipe's choice.
@@ -128,16 +131,20 @@ def load(
     run it together; by default all, which find each other by what torchrun sets. All of them load it at the same time,
     and make the same calls in the same order. `rank_timeout`: for how many seconds a rank waits for the others, here
     and in calls, before it gives up with an error that names who did not come.
+    `mesh`: of an artifact for several meshes, which of them, `{"tp": 2}`; `{}` is one rank. By default that which has
+    as many ranks as the process group, or as torchrun has started, and without either that of one rank; where none or
+    several of them have, RankError names those that are there.
 
     Raises a subclass of ArtifactError where the artifact cannot be used here, MemoryBudgetError, before anything is
     allocated, where it would take more memory than it may or the device has left, BudgetError, OutOfMemoryError or
     another CaptureError where a bucket cannot be captured; nothing is left behind then.
     """
-    path, phases = Path(path), Phases()
+    path, phases, wish = Path(path), Phases(), Wish(group, rank_timeout)
+    asked = Asked(ranks=functools.partial(ranks_here, wish)) if mesh is None else asked_for(mesh)
     with contextlib.ExitStack() as held:
         with phases.phase("check"):
             gate = gate_for(trust, verify_weights)
-            folder, program = opened(path, gate)
+            folder, program = opened(path, gate, asked)
             held.enter_context(folder.closed_on_error())
             opened_device, pool = _open_device(device, pool, program)
             check_requirements(program, opened_device, str(path))
@@ -159,7 +166,7 @@ def load(
             threads=threads,
         )
         _refuse_threads(settings, opened_device)
-        party = _met(folder, program, opened_device, settings, Wish(group, rank_timeout), phases)
+        party = _met(folder, program, opened_device, settings, wish, phases)
         held.callback(lambda: None if party is None or made else party.close())
         made: list[Model] = []
         with phases.phase("map"), together(party, "opening the weights"):

@@ -10,15 +10,11 @@ from cases import RECIPES
 from exports import job_for, model_of, shaped
 
 import aotair
-from aotair import CompilerConfig, builder
+from aotair import CompilerConfig, builder, one_mesh
 from aotair.builder import (
     _checked,
     _Clock,
     _export_for_its_reason,
-    _exported,
-    _labels,
-    _nodes,
-    _observer,
     build_with_summary,
     explain,
     plan,
@@ -27,6 +23,7 @@ from aotair.errors import ExportError, InternalError, ModelError, ProofError, Re
 from aotair.export.exported import Exported
 from aotair.fingerprint import origin_of
 from aotair.model.load import load_model
+from aotair.one_mesh import _exported, _observer, labels
 from aotair.passes.observer import Observer
 from aotair.promise import promised
 from aotair.recipe.job import job_of
@@ -273,7 +270,7 @@ def test_graphs_are_dumped_by_their_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entries", "labels"),
+    ("entries", "wanted"),
     [
         (["forward"], [""]),
         (["a", "b"], ["a", "b"]),
@@ -281,9 +278,9 @@ def test_graphs_are_dumped_by_their_labels(tmp_path):
         (["forward", "forward"], ["forward 1", "forward 2"]),
     ],
 )
-def test_graphs_are_called_by_their_entry_points_and_numbered_where_these_have_several(entries, labels):
+def test_graphs_are_called_by_their_entry_points_and_numbered_where_these_have_several(entries, wanted):
     nothing = Exported(torch.fx.GraphModule({}, torch.fx.Graph()), {}, {}, {}, (), ("tuple",))
-    assert _labels([replace(nothing, entry=entry) for entry in entries]) == labels
+    assert labels([replace(nothing, entry=entry) for entry in entries]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -292,7 +289,7 @@ def test_graphs_are_called_by_their_entry_points_and_numbered_where_these_have_s
 )
 def test_graphs_are_dumped_where_the_recipe_says(kind, path, folder, monkeypatch):
     seen = []
-    monkeypatch.setattr(builder, "Observer", lambda *args, **listening: seen.append((*args, listening)))
+    monkeypatch.setattr(one_mesh, "Observer", lambda *args, **listening: seen.append((*args, listening)))
     job = job_of(parse_recipe(RECIPES["linear"] | {"config": {"debug": {"graph_dump": {"type": kind, "path": path}}}}))
     _observer(job, 3, None, True)
     assert seen == [(job.target, folder, 3, kind == "py", True, {"listener": None})]
@@ -366,7 +363,9 @@ def test_each_further_graph_says_why_it_is_there():
 
     job = job_for(Branch(), {"x": ROWS}, {"n": [2, 4]})
     graphs = _exported(Branch(), job, Observer(job.target))
-    assert [graph.buckets for graph in graphs] == [((4,),), ((2,),)] and _nodes(graphs) > 4
+    assert [graph.buckets for graph in graphs] == [((4,),), ((2,),)] and sum(
+        len(one.module.graph.nodes) for one in graphs
+    ) > 4
     assert [bool(graph.why) for graph in graphs] == [False, True]
 
 

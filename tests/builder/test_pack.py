@@ -15,7 +15,7 @@ from exports import built_of, model_of, shaped
 
 import aotair
 from aotair.errors import InternalError, ProofError, RecipeError
-from aotair.pack import _written, check_written, lay_down, pack, written_aside
+from aotair.pack import check_written, lay_down, pack, write_tensors, written_aside
 from aotair.program import Built
 from aotair.prove.prove import Proved, on_host
 from aotair_runtime.artifact.digests import digest
@@ -176,7 +176,7 @@ BASE = torch.arange(6.0)
     ],
 )
 def test_tensors_of_every_kind_are_written_apart(tmp_path: Path, tensors: dict):
-    file = _written(tensors, tmp_path / "t.safetensors")
+    file = write_tensors(tensors, tmp_path / "t.safetensors")
     stored = safetensors.torch.load_file(tmp_path / "t.safetensors")
     assert stored.keys() == tensors.keys()
     for name, tensor in tensors.items():

@@ -55,8 +55,8 @@ def test_it_is_what_a_build_of_its_own_makes(built, tmp_path: Path, name: str):
 
 
 def test_no_pass_and_no_plan_is_made(built, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("aotair.builder.pipeline.apply", lambda *_: pytest.fail("a pass"))
-    monkeypatch.setattr("aotair.builder.build_program", lambda *_: pytest.fail("a plan"))
+    monkeypatch.setattr("aotair.one_mesh.pipeline.apply", lambda *_: pytest.fail("a pass"))
+    monkeypatch.setattr("aotair.one_mesh.build_program", lambda *_: pytest.fail("a plan"))
     out = aotair.build(second("encoder", tmp_path), tmp_path / "o.aotair", like=built("encoder"))
     assert read_program(out).name == "second"
     assert all(b.proof is not None for e in read_program(out).entry_points for b in e.buckets)

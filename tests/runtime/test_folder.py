@@ -304,7 +304,7 @@ PART = 4096
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr("aotair_runtime.artifact.digests.PART", PART)
-    monkeypatch.setattr("aotair_runtime.format.rules.PART", PART)
+    monkeypatch.setattr("aotair_runtime.format.demands.PART", PART)
     model = torch.nn.Linear(1024, 16)
     return aotair.build(out=tmp_path / "large", model=model, name="a", inputs={"input": torch.ones(1, 1024)})
 

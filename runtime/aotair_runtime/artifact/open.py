@@ -1,25 +1,29 @@
 """An artifact on disk, opened: checked first, believed after."""
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from ..errors import AlteredError, ArtifactError, MalformedError, NotAnArtifactError, TruncatedError, in_line
 from ..format import codec
 from ..format.limits import MOST_PROGRAM_BYTES, known_names, most_golden_header, most_weights_header
-from ..format.mesh import of_rank, whole_shape
+from ..format.mesh import stored_tensors
 from ..format.rules import check_program
-from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program
+from ..format.schema import GOLDEN_FILE, PROGRAM_FILE, SIGNATURE_FILE, WEIGHTS_FILE, File, Program, Several
+from ..format.several import check_several, own_golden_file, program_of
 from ..format.torch_names import dtype
+from .asked import Asked
 from .companions import is_companion
+from .constants import constants_of, in_file
 from .digests import Verify, check_file, check_length, of_memory
 from .folder import Folder, OpenFile
 from .tensors import mapped, tensors_in
@@ -27,6 +31,8 @@ from .tensors import mapped, tensors_in
 SET_ASIDE = ".old"  # how the name ends of what a build sets aside, where two folders cannot change places in one step
 _TRIES, _TRIES_OF_TWO_STEPS = 100, 3
 _log = logging.getLogger("aotair.runtime")
+_Read = TypeVar("_Read")
+ONE_RANK = Asked()
 
 
 class Gate(Protocol):
@@ -56,9 +62,10 @@ class Artifact:
     rank: int = 0
 
 
-def open_artifact(path: str | Path, rank: int = 0) -> Artifact:
-    """Read and check everything but the golden tensors and what travels along; raises a subclass of ArtifactError."""
-    return with_weights(*opened(Path(path)), rank=rank)
+def open_artifact(path: str | Path, rank: int = 0, asked: Asked = ONE_RANK) -> Artifact:
+    """Read and check everything but the golden tensors, what travels along and the programs for other meshes; raises a
+    subclass of ArtifactError."""
+    return with_weights(*opened(Path(path), asked=asked), rank=rank)
 
 
 def is_artifact(path: Path) -> bool:
@@ -69,28 +76,40 @@ def is_artifact(path: Path) -> bool:
     return False
 
 
-def read_program(path: Path) -> Program:
+def read_program(path: Path, asked: Asked = ONE_RANK) -> Program:
     """The checked program of the artifact at `path`, without looking at its other files' contents."""
-    folder, program = opened(path)
+    folder, program = opened(path, asked=asked)
     folder.close()
     return program
 
 
-def opened(path: Path, gate: Gate | None = None) -> tuple[Folder, Program]:
-    """The folder of the artifact at `path`, with its files open, and its checked program. Where it is exchanged
-    meanwhile, that is the old one or the new one, whole."""
+def read_programs(path: Path) -> tuple[Program, ...]:
+    """The checked programs for all of its meshes."""
+    folder, programs = _opened(path, None, _all_programs)
+    folder.close()
+    return programs
+
+
+def opened(path: Path, gate: Gate | None = None, asked: Asked = ONE_RANK) -> tuple[Folder, Program]:
+    """The folder of the artifact at `path`, with its files open, and its checked program; where it has programs for
+    several meshes, that which is `asked` for. Where it is exchanged meanwhile, that is the old one or the new one,
+    whole. Raises an ArtifactError, or RankError where no such program is there."""
+    return _opened(path, gate, functools.partial(_chosen, asked=asked))
+
+
+def _opened(path: Path, gate: Gate | None, read: Callable[[Folder, Program | Several], _Read]) -> tuple[Folder, _Read]:
     for _ in range(_TRIES_OF_TWO_STEPS):
         folder = _whole(path)
         with folder.closed_on_error():
             try:
-                return folder, _program(folder, gate)
-            except ArtifactError:  # a gate opens files one by one, and a build may remove them meanwhile
-                if gate is None or not folder.is_elsewhere():
+                return folder, _found(folder, gate, read)
+            except ArtifactError:  # what is opened later a build may remove meanwhile
+                if not folder.is_elsewhere():
                     raise
         folder.close()
     folder = _whole(path)
     with folder.closed_on_error():
-        return folder, _program(folder, gate)
+        return folder, _found(folder, gate, read)
 
 
 def with_weights(
@@ -111,9 +130,9 @@ def with_weights(
     memory = mapped(file, private=private)
     looked = check_file(file, entry, verify, of_memory(memoryview(memory)) if private else None)
     found = tensors_in(memory, file.where, most_weights_header(program), known_names(program))
-    constants = _constants(found, program, file, rank)
-    in_file = frozenset[int]() if private else _inside(found, constants, program)
-    artifact = Artifact(folder.path, program, constants, folder, in_file, gate, rank)
+    constants = constants_of(found, program, file.where, rank)
+    inside = frozenset[int]() if private else in_file(found, constants, program)
+    artifact = Artifact(folder.path, program, constants, folder, inside, gate, rank)
     check_unchanged(artifact)
     seconds = max(time.perf_counter() - began, 1e-9)
     text = "%s: %d of %d bytes of weights compared with their digests (%s) in %.3f s, %.2f GB/s"
@@ -124,7 +143,7 @@ def with_weights(
 def check_bounds(weights: OpenFile, program: Program) -> None:
     """Raises MalformedError where the file is shorter or longer than the program's constants make it: digests of a hole
     of a terabyte take an hour, and it takes no room on the disk."""
-    data = sum(math.prod(whole_shape(constant)) * dtype(constant.dtype).itemsize for constant in program.constants)
+    data = sum(math.prod(tensor.shape) * dtype(tensor.dtype).itemsize for tensor in stored_tensors(program))
     most = 8 + most_weights_header(program) + data
     if not data <= weights.nbytes <= most:
         is_long = weights.nbytes > most
@@ -154,12 +173,18 @@ def check_unchanged(artifact: Artifact) -> None:
 
 
 def read_golden(artifact: Artifact) -> dict[str, torch.Tensor]:
-    """The golden tensors by name (`golden.py` says which), after their digest was checked."""
-    if all(file.name != GOLDEN_FILE for file in artifact.program.files):
+    """The golden tensors by name (`golden.py` says which), after their digest was checked: those that all programs of
+    the artifact share, and the program's own."""
+    program = artifact.program
+    if all(file.name != GOLDEN_FILE for file in program.files):
         raise NotAnArtifactError("the artifact holds no golden tensors", where=str(artifact.path))
-    file = (artifact.folder or Folder(artifact.path)).file(GOLDEN_FILE)
-    check_file(file, file_of(artifact.program, GOLDEN_FILE))
-    return tensors_in(mapped(file), file.where, most_golden_header(artifact.program))
+    folder, found = artifact.folder or Folder(artifact.path), dict[str, torch.Tensor]()
+    for entry in program.files:
+        if entry.name in (GOLDEN_FILE, own_golden_file(program.beside.number)):
+            file = folder.file(entry.name)
+            check_file(file, entry)
+            found |= tensors_in(mapped(file), file.where, most_golden_header(program))
+    return found
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -201,7 +226,8 @@ def set_aside(path: Path) -> list[Path]:
 # ---- its files -------------------------------------------------------------------------------------------------------
 
 
-def _program(folder: Folder, gate: Gate | None) -> Program:
+def _found(folder: Folder, gate: Gate | None, read: Callable[[Folder, Program | Several], _Read]) -> _Read:
+    """What `read` makes of the program, or of the list of several, once the gate has let it in and it is checked."""
     if not folder.has(PROGRAM_FILE):
         raise NotAnArtifactError(
             "this is not an artifact",
@@ -212,47 +238,49 @@ def _program(folder: Folder, gate: Gate | None) -> Program:
     file = folder.file(PROGRAM_FILE)
     content = file.content(MOST_PROGRAM_BYTES)
     signed = None if gate is None else gate.admit(folder, content)
-    program = codec.parse(content, file.where)
-    check_program(program, file.where)
-    names = [entry.name for entry in program.files]
+    found = codec.parse_any(content, file.where)
+    if isinstance(found, Several):
+        check_several(found, file.where)
+    else:
+        check_program(found, file.where)
+    _check_files(folder, found, signed)
+    return read(folder, found)
+
+
+def _chosen(folder: Folder, found: Program | Several, *, asked: Asked) -> Program:
+    """The program that is asked for, with its golden tensors open."""
+    where = folder.file(PROGRAM_FILE).where
+    if isinstance(found, Program):
+        if asked.mesh is not None:
+            asked.number([found.mesh], str(folder.path))
+        return found
+    number = asked.number([one.mesh for one in found.programs], str(folder.path))
+    for file in found.programs[number].golden:
+        folder.has(file.name)
+    return program_of(found, number, where)
+
+
+def _all_programs(folder: Folder, found: Program | Several) -> tuple[Program, ...]:
+    if isinstance(found, Program):
+        return (found,)
+    where = folder.file(PROGRAM_FILE).where
+    return tuple(program_of(found, number, where) for number in range(len(found.programs)))
+
+
+def _check_files(folder: Folder, found: Program | Several, signed: Mapping[str, str] | None) -> None:
+    """The names of the other files, and that they are those which were signed."""
+    where, files = folder.file(PROGRAM_FILE).where, found.files
+    names = [entry.name for entry in files]
     tensors = {name for name in names if not is_companion(name)}
     if len(set(names)) != len(names) or not {WEIGHTS_FILE} <= tensors <= {WEIGHTS_FILE, GOLDEN_FILE}:
-        raise MalformedError("program.files breaks a rule of the format", where=file.where, got=ascii(names)[:200])
-    for entry in program.files if signed is not None else ():
+        raise MalformedError("program.files breaks a rule of the format", where=where, got=ascii(names)[:200])
+    own = [file for one in found.programs for file in one.golden] if isinstance(found, Several) else []
+    for entry in (*files, *own) if signed is not None else ():
         if signed is not None and signed.get(entry.name) != entry.sha256:
-            where = str(folder.path / entry.name)
-            raise AlteredError("the program lists another file than the one that was signed", where=where)
-    return program
+            at = str(folder.path / entry.name)
+            raise AlteredError("the program lists another file than the one that was signed", where=at)
 
 
 def file_of(program: Program, name: str) -> File:
     """A file of the artifact, as its program lists it."""
     return next(file for file in program.files if file.name == name)
-
-
-def _constants(
-    tensors: Mapping[str, torch.Tensor], program: Program, file: OpenFile, rank: int
-) -> tuple[torch.Tensor, ...]:
-    constants = []
-    for constant in program.constants:
-        tensor = tensors.get(constant.name)
-        whole = whole_shape(constant)
-        if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != whole:
-            raise MalformedError(
-                f"the weight {ascii(constant.name)[:80]} is not what the program expects",
-                where=file.where,
-                expected=f"{constant.dtype}{list(whole)}",
-                got="nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}",
-            )
-        constants.append(of_rank(tensor, constant, program.mesh, rank))
-    return tuple(constants)
-
-
-def _inside(tensors: Mapping[str, torch.Tensor], constants: Sequence[torch.Tensor], program: Program) -> frozenset[int]:
-    """The numbers of the constants that lie in the memory of the tensors that they are, or are parts of: a part that
-    does not lie in one piece is a copy."""
-    wholes = (tensors[constant.name] for constant in program.constants)
-    pairs = enumerate(zip(constants, wholes, strict=True))
-    return frozenset(
-        n for n, (mine, whole) in pairs if mine.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    )

@@ -1,17 +1,18 @@
 """Would a load of this artifact succeed here? Worked out from its program alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from ..artifact.asked import AnyOf, asked_for
 from ..artifact.digests import check_length
 from ..artifact.folder import Folder
 from ..artifact.open import check_bounds, file_of, opened
 from ..devices import KINDS, Device, Limits
 from ..errors import ArtifactError, DeviceError
 from ..format.limits import MOST_PROGRAM_BYTES
-from ..format.mesh import mesh_text, ranks_of
+from ..format.mesh import mesh_text, meshes_text, ranks_of
 from ..format.schema import PROGRAM_FILE, WEIGHTS_FILE, Program
 from ..model import buckets_now
 from ..settings import Settings, settle
@@ -42,17 +43,20 @@ def check(
     allow_ops: Sequence[str] = (),
     pack_weights: bool | None = None,
     trust: TrustPolicy | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Verdict:
     """Whether the artifact at `path` runs on this node, without reading its weights: "runs here", "runs here slower"
     or "cannot", with a row for each requirement. The arguments are those that `load` would be given.
 
     Without `device`, and where the artifact's own is not there, the answer is that for the CPU, which `Verdict.device`
     says then. Nothing is allocated, but where a weight is packed on trial to know its size. An artifact whose program
-    is whole is never refused: what is missing is a row. Raises the subclass of ArtifactError that `load` raises for one
-    that is malformed, cut or none, and ArgumentError or DeviceError for wrong arguments.
+    is whole is never refused: what is missing is a row. Of an artifact for several meshes the answer is that for the
+    program of `mesh`, by default that of one rank or else the first; the row "ranks" says which. Raises the subclass of
+    ArtifactError that `load` raises for one that is malformed, cut or none, RankError where there is no such mesh, and
+    ArgumentError or DeviceError for wrong arguments.
     """
     _refuse_unknown(device)
-    folder, program = opened(Path(path))
+    folder, program = opened(Path(path), asked=AnyOf() if mesh is None else asked_for(mesh))
     try:
         settings = settle(
             program.options,
@@ -90,11 +94,13 @@ def _refuse_unknown(device: object) -> None:
 
 def _ranks(program: Program) -> Iterator[Requirement]:
     """How many processes load it together: started by whoever asks, so that nothing is missing here."""
-    if program.mesh:
-        count = ranks_of(program.mesh)
-        yield Requirement(
-            "ranks", f"{count}: {mesh_text(program.mesh)}", f"torchrun --nproc-per-node {count} starts them"
-        )
+    if not program.mesh and not program.beside.meshes:
+        return
+    count = ranks_of(program.mesh)
+    needs = f"{count}: {mesh_text(program.mesh)}" if program.mesh else "1"
+    have = f"torchrun --nproc-per-node {count} starts them" if program.mesh else "this process"
+    others = [mesh for mesh in program.beside.meshes if mesh != program.mesh]
+    yield Requirement("ranks", needs, f"{have}; other meshes: {meshes_text(others)}" if others else have)
 
 
 def _signature(folder: Folder, trust: TrustPolicy | None) -> Iterator[Requirement]:

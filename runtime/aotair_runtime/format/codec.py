@@ -1,7 +1,8 @@
 """Dataclasses to bytes and back: msgpack arrays, strictly typed.
 
-`program.msgpack` is one array `[magic, format, sha256 of body, body]`; the body is the `Program` as nested arrays.
-Decoding checks every value against the annotation of the field it goes to and builds nothing else.
+`program.msgpack` is one array `[magic, format, sha256 of body, body]`; the body is the `Program` as nested arrays, or,
+of an artifact for several meshes, a list of programs, each with a body of its own. Decoding checks every value against
+the annotation of the field it goes to and builds nothing else.
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ from ..errors import AlteredError, FormatVersionError, MalformedError, NotAnArti
 from .schema import (
     EXPR_OPERATORS,
     FORMAT,
+    FORMAT_OF_SEVERAL,
     MAGIC,
+    NOT_WRITTEN,
     READS,
     Arg,
     DeviceArg,
@@ -28,6 +31,7 @@ from .schema import (
     MemoryFormatArg,
     Program,
     Reference,
+    Several,
     TensorArg,
     Tree,
     WorkspaceArg,
@@ -52,13 +56,36 @@ _SCALARS = (type(None), bool, int, float, str)
 
 def dump(program: Program) -> bytes:
     """The bytes of `program.msgpack`; equal programs give equal bytes."""
-    body: bytes = msgpack.packb(_encode(program), use_bin_type=True)
-    whole: bytes = msgpack.packb([MAGIC, FORMAT, hashlib.sha256(body).digest(), body], use_bin_type=True)
+    return _enveloped(FORMAT, dump_body(program))
+
+
+def dump_several(several: Several) -> bytes:
+    """The bytes of `program.msgpack` of an artifact for several meshes; equal ones give equal bytes."""
+    return _enveloped(FORMAT_OF_SEVERAL, dump_body(several))
+
+
+def dump_body(value: Program | Several) -> bytes:
+    """What the envelope holds: equal values give equal bytes."""
+    body: bytes = msgpack.packb(_encode(value), use_bin_type=True)
+    return body
+
+
+def _enveloped(version: int, body: bytes) -> bytes:
+    whole: bytes = msgpack.packb([MAGIC, version, hashlib.sha256(body).digest(), body], use_bin_type=True)
     return whole
 
 
 def parse(data: bytes, where: str) -> Program:
-    """The program in `data`; `where` names the file in errors.
+    """The only program in `data`; `where` names the file in errors. Raises what `parse_any` does, and MalformedError
+    where there are several."""
+    found = parse_any(data, where)
+    if isinstance(found, Several):
+        raise MalformedError("the file holds programs for several meshes", where=where, expected="one program")
+    return found
+
+
+def parse_any(data: bytes, where: str) -> Program | Several:
+    """The program in `data`, or the list of several, whose own bodies are left as they are.
 
     Raises NotAnArtifactError, TruncatedError, FormatVersionError, AlteredError or MalformedError.
     """
@@ -78,6 +105,15 @@ def parse(data: bytes, where: str) -> Program:
         )
     if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
         raise AlteredError("the program's bytes do not match their digest", where=where, fix="copy the artifact again")
+    if version != FORMAT_OF_SEVERAL:
+        return parse_body(body, where)
+    several = _decode(Several, _unpack(body, where), "programs", where)
+    assert isinstance(several, Several)
+    return several
+
+
+def parse_body(body: bytes, where: str) -> Program:
+    """The program that a body holds. Raises TruncatedError or MalformedError."""
     program = _decode(Program, _unpack(body, where), "program", where)
     assert isinstance(program, Program)
     return program
@@ -205,7 +241,11 @@ def _tuple_decoder(items: typing.Sequence[Decoder]) -> Decoder:
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, typing.Hashable], ...]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
+    return tuple((field.name, hints[field.name]) for field in _written(cls))
+
+
+def _written(cls: type) -> list[dataclasses.Field[typing.Any]]:
+    return [field for field in dataclasses.fields(cls) if field.metadata != NOT_WRITTEN]
 
 
 def _dataclass_decoder(cls: type[_Class]) -> typing.Callable[[object], _Class]:

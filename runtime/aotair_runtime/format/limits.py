@@ -1,6 +1,6 @@
 """The most that an artifact may hold or ask for, each limit with its reason: what exceeds one is refused unread."""
 
-from .mesh import parts_of
+from .mesh import parts_of, stored_tensors
 from .schema import Program, State
 
 # A program of 24 layers and 16 buckets has some hundreds of kilobytes; one that is as long as this takes a few GB to
@@ -13,6 +13,7 @@ MOST_INT = 1 << 46  # of a size or an amount: more than any memory has bytes, an
 MOST_ITEMS = 4096  # of a list that an op takes: tensors that are joined, sizes, pads
 # Of tensors that checkpoints hold in pieces: 100 layers of 512 experts have 150,000, with names of 60 letters.
 MOST_PIECES, MOST_LETTERS_OF_PIECES = 1 << 20, 1 << 27
+MOST_MESHES = 16  # of an artifact: a program for each
 MOST_LETTERS = 64  # of a text that an op takes: the names of modes are short
 # What a safetensors header says of one tensor beside its name: dtype, up to 64 sizes, two offsets.
 _MOST_OF_A_TENSOR = 2048
@@ -21,8 +22,10 @@ _LAST = ("", ".at", ".is", ".slack")  # of a golden tensor, by `weights/golden.p
 
 
 def most_weights_header(program: Program) -> int:
-    """The longest header that a weights file can have: it names the program's constants and nothing else."""
-    return _header(sum(len(constant.name) for constant in program.constants), len(program.constants))
+    """The longest header that a weights file can have: it names the constants of the artifact's programs and nothing
+    else."""
+    stored = stored_tensors(program)
+    return _header(sum(len(tensor.name) for tensor in stored), len(stored))
 
 
 def most_golden_header(program: Program) -> int:
@@ -46,7 +49,7 @@ def _parts(program: Program, state: State) -> list[str]:
 
 def known_names(program: Program) -> frozenset[str]:
     """The tensors that a weights file holds."""
-    return frozenset(constant.name for constant in program.constants)
+    return frozenset(tensor.name for tensor in stored_tensors(program))
 
 
 def _header(letters: int, count: int) -> int:

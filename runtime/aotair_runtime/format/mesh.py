@@ -1,12 +1,12 @@
 """Which part of a whole tensor does a rank have, and where does the rank lie in the mesh?"""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
-from .schema import Axis, Constant, Cut, GroupArg, Program, Shard
+from .schema import Axis, Constant, Cut, GroupArg, Program, Shard, Stored
 
 # Of the namespace air.
 COLLECTIVES = (
@@ -68,6 +68,11 @@ def mesh_text(mesh: Sequence[Axis]) -> str:
     return ", ".join(f"{axis.name}={axis.size}" for axis in mesh) or "1 rank"
 
 
+def meshes_text(meshes: Iterable[Sequence[Axis]]) -> str:
+    """Several of them: `1 rank; tp=2; tp=4`."""
+    return "; ".join(map(mesh_text, meshes))
+
+
 def cuts_of(shard: Shard) -> tuple[Cut, ...]:
     """How a tensor is cut, and then each part."""
     return (shard,) if shard.again is None else (shard, shard.again)
@@ -103,6 +108,13 @@ def whole_shape(constant: Constant) -> tuple[int, ...]:
     for cut in () if constant.shard is None else cuts_of(constant.shard):
         sizes[cut.dim] *= cut.parts
     return tuple(sizes)
+
+
+def stored_tensors(program: Program) -> Sequence[Stored]:
+    """What the weights file holds: the program's constants, whole, and those of programs for other meshes."""
+    if program.beside.meshes:
+        return program.beside.stored
+    return [Stored(constant.name, constant.dtype, whole_shape(constant)) for constant in program.constants]
 
 
 def part_of(whole: torch.Tensor, shard: Shard, number: int) -> torch.Tensor:

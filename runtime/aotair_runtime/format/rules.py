@@ -3,20 +3,17 @@
 import re
 
 from .bucket_rules import BucketRules
-from .demands import MAX_BYTES, Demands
+from .demands import DIGEST, MAX_BYTES, Demands
 from .entry_rules import EntryRules
 from .host_inputs import inputs_as_arguments
 from .joined import piece_names
 from .limits import MOST_LETTERS_OF_PIECES, MOST_PIECES
-from .mesh import cuts_of, ranks_of, whole_shape
+from .mesh import cuts_of, whole_shape
 from .prologue import tensors
 from .prologue_rules import PrologueRules
-from .schema import PART, Constant, EntryPoint, Form, Instruction, Program, Shard
+from .schema import Constant, EntryPoint, Form, Instruction, Program, Shard
 
 _KINDS = ("", "weight", "fixed", "derived")  # of constants
-_MOST_AXES, _MOST_RANKS = 8, 1 << 16
-_AXIS = re.compile(r"[a-z][a-z0-9_]{0,15}")
-_DIGEST = re.compile(r"([0-9a-f]{64})?")
 _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*([.+]?[a-z][a-zA-Z0-9.+]*)?")
 
 
@@ -26,7 +23,7 @@ def check_program(program: Program, where: str) -> None:
     rules.mesh()
     rules.tables()
     rules.origins()
-    rules.files()
+    rules.files(program.files, "files")
     names = [entry.name for entry in program.entry_points]
     rules.require(bool(names) and len(set(names)) == len(names), "entry_points", "distinct names")
     for number, entry in enumerate(program.entry_points):
@@ -49,12 +46,7 @@ class _Tables(Demands):
 
     def mesh(self) -> None:
         """The axes of the ranks, and how each constant's parts lie in a whole tensor."""
-        mesh = self.program.mesh
-        names = [axis.name for axis in mesh]
-        fits = len(mesh) <= _MOST_AXES and len({*names}) == len(names) and all(map(_AXIS.fullmatch, names))
-        self.require(fits, "mesh", f"at most {_MOST_AXES} axes with names of their own", names)
-        self.require(all(1 <= axis.size <= _MOST_RANKS for axis in mesh), "mesh", "possible numbers of ranks", mesh)
-        self.require(ranks_of(mesh) <= _MOST_RANKS, "mesh", f"at most {_MOST_RANKS} ranks", ranks_of(mesh))
+        self.axes(self.program.mesh, "mesh")
         for i, constant in enumerate(tensors(self.program)):
             if (shard := constant.shard) is not None:
                 self.shard(constant, shard, f"constants[{i}].shard")
@@ -123,9 +115,9 @@ class _Tables(Demands):
         origin = program.origin
         for field in ("recipe", "code", "graph"):
             text = getattr(origin, field)
-            self.require(bool(_DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
+            self.require(bool(DIGEST.fullmatch(text)), f"origin.{field}", "a digest or nothing", text)
         said = program.quantisation
-        self.require(bool(_DIGEST.fullmatch(said)), "quantisation", "a digest or nothing", said)
+        self.require(bool(DIGEST.fullmatch(said)), "quantisation", "a digest or nothing", said)
 
     def joined(self, names: set[str]) -> None:
         """The tensors that checkpoints hold in pieces: some of those that have `names`, each once; and before one of
@@ -150,14 +142,6 @@ class _Tables(Demands):
         self.require(letters <= MOST_LETTERS_OF_PIECES, "joined", "shorter names of pieces", letters)
         every = [name for item in self.program.joined for name in piece_names(item)]
         self.require(len({*every}) == len(every), "joined", "pieces with names of their own")
-
-    def files(self) -> None:
-        """The lengths and digests of the other files."""
-        for i, file in enumerate(self.program.files):
-            self.require(0 <= file.nbytes < MAX_BYTES, f"files[{i}].nbytes", "a possible number of bytes", file.nbytes)
-            count = -(-file.nbytes // PART)
-            fits = len(file.parts) in (0, count) and all(part and _DIGEST.fullmatch(part) for part in file.parts)
-            self.require(fits, f"files[{i}].parts", f"{count} digests or none", len(file.parts))
 
     def event(self, item: Instruction, path: str) -> None:
         plain = item.op == -1 and not item.kwargs and not item.outs and len(item.args) == 1

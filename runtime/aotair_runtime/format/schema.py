@@ -4,13 +4,13 @@ On disk each dataclass is an array of its fields in order (`codec.py`). A new fi
 that older artifacts still load; `FORMAT.md` says the same in prose and keeps the history.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 MAGIC = "aotair"
-FORMAT = 6
-READS = (1, 2, 3, 4, 5, 6)
+FORMAT, FORMAT_OF_SEVERAL = 6, 7  # of one program, and of programs for several meshes
+READS = (1, 2, 3, 4, 5, 6, 7)
 PART = 64 << 20  # bytes of a file that have a digest of their own
 SIGNATURE_FILE = "model.sig"  # of all other files, where somebody has signed them
 DEBUG_FILE = "debug.msgpack"  # where instructions come from: no program lists it, and no load reads it
@@ -437,11 +437,45 @@ class Prologue:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A tensor of the weights file, whole."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The constant of that number lies in the weights file as the tensors `names`, one behind the other along its first
+    dimension, in as many parts as the ranks cut that: the layers of several stages."""
+
+    constant: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What an artifact for several meshes holds beside one of its programs: the `meshes` of all, in their order, of
+    which this program's is that of `number`; all tensors of the weights file; and which constants of this program lie
+    there in `pieces`. Of an artifact for one mesh: nothing."""
+
+    meshes: tuple[tuple[Axis, ...], ...] = ()
+    number: int = 0
+    stored: tuple[Stored, ...] = ()
+    pieces: tuple[Pieces, ...] = ()
+
+
+NOT_WRITTEN = {"written": False}  # of a field that whoever reads the file fills in
+
+
+@dataclass(frozen=True)
 class Program:
     """`unread`: names that a checkpoint of the model has and no instruction reads. `quantisation`: a digest of what the
     checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing. `mesh`: the
     axes of the ranks that run the program together, the last one varying fastest from rank to rank; none: one rank.
-    `joined`: which tensors checkpoints may hold in pieces."""
+    `joined`: which tensors checkpoints may hold in pieces. `beside`: what else the artifact holds; it is not among the
+    program's bytes."""
 
     name: str
     requirements: Requirements
@@ -463,3 +497,26 @@ class Program:
     quantisation: str = ""
     mesh: tuple[Axis, ...] = ()
     joined: tuple[Joined, ...] = ()
+    beside: Beside = field(default=Beside(), metadata=NOT_WRITTEN)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of the programs of an artifact: the ranks that it is for, the file of those golden tensors that not all
+    programs have (or none), which of its constants lie in pieces, and the program itself, as msgpack, without files."""
+
+    mesh: tuple[Axis, ...]
+    golden: tuple[File, ...]
+    pieces: tuple[Pieces, ...]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Several:
+    """What `program.msgpack` holds of an artifact for several meshes: all tensors of the weights file, whole, which the
+    constants of the programs name; the files that all programs share; and the programs, each for another mesh."""
+
+    name: str
+    stored: tuple[Stored, ...]
+    files: tuple[File, ...]
+    programs: tuple[OneOf, ...]

@@ -55,6 +55,8 @@ def summary(program: Program) -> str:
         lines += [
             f"for {ranks_of(program.mesh)} ranks together ({mesh_text(program.mesh)}), who share {shared} of them out"
         ]
+    elif program.beside.meshes:
+        lines += ["for 1 rank"]
     if files := [f"{file.name} ({file.nbytes:,} bytes)" for file in program.files if "/" in file.name]:
         lines += [f"travelling along: {', '.join(files)}"]
     for entry in program.entry_points:

@@ -319,23 +319,39 @@ def _asked(said: Sequence[int], dims: int) -> str:
     return f"entry point {said[0]}, sizes {list(said[1 : 1 + dims])}"
 
 
+def ranks_here(wish: Wish) -> int:
+    """Of how many ranks this process is one: those of the group that is wished for, else all that torchrun has started,
+    or this one alone. Raises RankError where they do not find each other."""
+    if wish.group is not None:
+        return dist.get_world_size(wish.group)
+    return 1 if _joined(timedelta(seconds=wish.timeout)) is not None else dist.get_world_size()
+
+
 def _join(mesh: Sequence[Axis], timeout: timedelta) -> None:
     """Make the process group of all ranks where there is none, from what torchrun says."""
+    alone, count = _joined(timeout), ranks_of(mesh)
+    if alone is not None:
+        raise RankError(
+            f"the artifact is for {count} ranks together ({mesh_text(mesh)}), and this process is alone",
+            expected="a process group of torch.distributed, or the environment that torchrun sets",
+            got=_first_line(alone),
+            fix=f"torchrun --nproc-per-node {count} PROGRAM, which loads the artifact in each process",
+        ) from alone
+
+
+def _joined(timeout: timedelta) -> ValueError | None:
+    """Make the process group where there is none; what says that this process is alone, if it is. Raises RankError
+    where ranks do not find each other."""
     if dist.is_initialized():
-        return
-    count = ranks_of(mesh)
+        return None
     try:
         dist.init_process_group("gloo", timeout=timeout)
         atexit.register(_end_group)
     except ValueError as error:  # torch looks for what torchrun sets, and says what is not there
-        raise RankError(
-            f"the artifact is for {count} ranks together ({mesh_text(mesh)}), and this process is alone",
-            expected="a process group of torch.distributed, or the environment that torchrun sets",
-            got=_first_line(error),
-            fix=f"torchrun --nproc-per-node {count} PROGRAM, which loads the artifact in each process",
-        ) from error
+        return error
     except RuntimeError as error:
         raise RankError(f"the ranks did not find each other: {_first_line(error)}") from error
+    return None
 
 
 def _end_group() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch._ops import OpOverload
 
+from ..artifact.asked import Among
 from ..artifact.checkpoint import Checkpoint, dtype_fault, mark, open_checkpoint, same_bytes, some
 from ..artifact.joined import joined
 from ..artifact.listed import listed, listed_by_file
@@ -126,7 +127,7 @@ def _put_back(
 
 
 def _of_artifact(path: Path, artifact: Artifact) -> Weights:
-    folder, other = opened(path, artifact.gate)
+    folder, other = opened(path, artifact.gate, Among(artifact.program.mesh))
     _check_alike(artifact.program, other, str(path))
     found = with_weights(folder, other, rank=artifact.rank)
     numbers = range(len(found.constants))
