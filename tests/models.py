@@ -754,3 +754,14 @@ class TwoLayers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x)))
+
+
+class Wide(torch.nn.Module):
+    """A layer that ranks cut by outputs and one by inputs, large enough on four to be rounded to bfloat16."""
+
+    def __init__(self, width: int = 256):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))

@@ -1,4 +1,5 @@
-"""Several processes that are ranks, as torchrun would start them: `started`, and what each of them wrote, `said`."""
+"""Several processes that are ranks, as torchrun would start them: `started`, and what each of them wrote, `said`; and a
+checkpoint that one of them may have by mistake."""
 
 import json
 import os
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from cases import ROOT
 
 from benchmarks.common import free_port
@@ -40,3 +42,12 @@ def said(processes: Sequence[subprocess.Popen], folder: Path, expected: int = 0)
     assert sum(code != 0 for code in codes) == expected, f"{codes}\n{logs}"
     files = [folder / f"said{rank}.json" for rank in range(len(processes))]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def stale_copy(path: Path) -> Path:
+    """The same checkpoint with one number changed."""
+    tensors = safetensors.torch.load_file(path)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    stale = path.with_name("stale.safetensors")
+    safetensors.torch.save_file(tensors, stale)
+    return stale

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from torch import distributed as dist
 
 import aotair_runtime as aotair
 from aotair_runtime.errors import AotairError, OutputHeldWarning
+from aotair_runtime.format.mesh import mesh_text
 from aotair_runtime.handover import place_of
 from aotair_runtime.weights.golden import replay_golden
 
@@ -86,6 +88,47 @@ def reloads(folder: Path, artifact: str, other: str, broken: str, stale: str) ->
         captures = model.stats().captures
     found = {"before": before, "after": after, "failed": failed, "unlike": unlike, "kept": kept}
     return {**found, "stayed": stayed, "captures": captures}
+
+
+def answers_of(artifact: str, **options: object) -> dict[str, object]:
+    """For which mesh a load is, and what it answers to calls of all sizes."""
+    with aotair.load(artifact, rank_timeout=30, enable_output_clone=True, **options) as model:
+        answers = [model(ids(batch, seq, 3 * batch)).tolist() for batch in (1, 2, 3) for seq in (1, 4)]
+        return {"mesh": mesh_text(model.program.mesh), "answers": answers, "rank": model.rank}
+
+
+def chosen(folder: Path, artifact: str, alone: str) -> object:
+    """An artifact for several meshes, of which these ranks take one, and that for this mesh alone."""
+    return [answers_of(artifact), answers_of(alone)]
+
+
+def named(folder: Path, artifact: str, *meshes: str) -> object:
+    """Of several meshes of one size each that is named, and what is said where none is, or each rank names another; and
+    the program for one rank, which each rank has for itself."""
+    found = {mesh: answers_of(artifact, mesh=json.loads(mesh)) for mesh in (*meshes, "{}")}
+    unnamed = refused(lambda: aotair.load(artifact, rank_timeout=10))
+    unlike = refused(lambda: aotair.load(artifact, rank_timeout=10, mesh=json.loads(meshes[RANK % len(meshes)])))
+    return {**found, "unnamed": unnamed, "unlike": unlike}
+
+
+def in_groups(folder: Path, artifact: str) -> object:
+    """The first rank for itself, the next two together, and all of them, each in a process group."""
+    dist.init_process_group("gloo")
+    groups = [dist.new_group(list(ranks)) for ranks in ((0,), (1, 2))]
+    mine = answers_of(artifact, group=groups[min(RANK, 1)]) if RANK < 3 else None
+    dist.barrier()
+    return [mine, answers_of(artifact)]
+
+
+def commands(folder: Path, artifact: str) -> object:
+    """What commands print on each rank."""
+    from click.testing import CliRunner
+
+    from aotair.cli import main
+
+    runs = (["verify", artifact], ["bench", artifact, "--seconds", "0.01"], ["verify", artifact, "--mesh", "tp=4"])
+    results = [CliRunner().invoke(main, run) for run in runs]
+    return [[result.exit_code, result.output] for result in results]
 
 
 def leaves_open(folder: Path, artifact: str) -> object:

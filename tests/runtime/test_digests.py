@@ -12,7 +12,7 @@ from aotair_runtime.artifact import digests
 from aotair_runtime.artifact.folder import Folder
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AlteredError, MalformedError, TruncatedError
-from aotair_runtime.format import codec, rules
+from aotair_runtime.format import codec, demands
 
 PART = 4096
 
@@ -20,7 +20,7 @@ PART = 4096
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(digests, "PART", PART)
-    monkeypatch.setattr(rules, "PART", PART)
+    monkeypatch.setattr(demands, "PART", PART)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from cases import RECIPES, SHARED_DECODE
 from models import Deep, Shared
-from rank_processes import said, started
+from rank_processes import said, stale_copy, started
 from rank_scenarios import decode_inputs, ids
 
 import aotair
@@ -88,15 +88,6 @@ def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: 
     for one in (first, second):
         assert all("came with other weights than the others" in text for text in one["unlike"])
         assert "rank 1: " in one["unlike"][0] and str(shared) in one["unlike"][0]
-
-
-def stale_copy(path: Path) -> Path:
-    """The same checkpoint with one number changed."""
-    tensors = safetensors.torch.load_file(path)
-    next(iter(tensors.values())).view(-1)[0] += 1
-    stale = path.with_name("stale.safetensors")
-    safetensors.torch.save_file(tensors, stale)
-    return stale
 
 
 def test_a_process_that_leaves_its_model_open_ends_as_it_should(shared: Path, tmp_path: Path):

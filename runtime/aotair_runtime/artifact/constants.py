@@ -6,22 +6,21 @@ from dataclasses import replace
 import torch
 
 from ..errors import MalformedError
-from ..format.mesh import of_rank, part_number, parts_of, whole_shape, within
-from ..format.schema import Constant, Program
+from ..format.mesh import of_rank, part_number, parts_of, stored_tensors, within
+from ..format.schema import Constant, Program, Stored
 from ..format.torch_names import dtype
 
 
 def constants_of(
     tensors: Mapping[str, torch.Tensor], program: Program, where: str, rank: int
 ) -> tuple[torch.Tensor, ...]:
-    """The program's constants, of which `rank` has its parts. Raises MalformedError where a tensor is not what the
-    program expects."""
-    held = _names(program)
+    """The program's constants, of which `rank` has its parts. Raises MalformedError where a tensor of the file is not
+    what the artifact says."""
+    for stored in stored_tensors(program):
+        _check(tensors.get(stored.name), stored, where)
     found = []
-    for constant, names in zip(program.constants, held, strict=True):
-        shape = whole_shape(constant) if len(names) == 1 else _piece_shape(constant, len(names))
-        wholes = [_checked(tensors.get(name), constant, shape, where) for name in names]
-        found.append(_own(wholes, constant, program, rank))
+    for constant, names in zip(program.constants, _names(program), strict=True):
+        found.append(_own([tensors[name] for name in names], constant, program, rank))
     return tuple(found)
 
 
@@ -44,20 +43,14 @@ def _names(program: Program) -> list[tuple[str, ...]]:
     return [pieces.get(number, (constant.name,)) for number, constant in enumerate(program.constants)]
 
 
-def _piece_shape(constant: Constant, count: int) -> tuple[int, ...]:
-    whole = whole_shape(constant)
-    return (whole[0] // count, *whole[1:])
-
-
-def _checked(tensor: torch.Tensor | None, constant: Constant, shape: tuple[int, ...], where: str) -> torch.Tensor:
-    if tensor is None or tensor.dtype != dtype(constant.dtype) or tuple(tensor.shape) != shape:
+def _check(tensor: torch.Tensor | None, stored: Stored, where: str) -> None:
+    if tensor is None or tensor.dtype != dtype(stored.dtype) or tuple(tensor.shape) != stored.shape:
         raise MalformedError(
-            f"the weight {ascii(constant.name)[:80]} is not what the program expects",
+            f"the weight {ascii(stored.name)[:80]} is not what the program expects",
             where=where,
-            expected=f"{constant.dtype}{list(shape)}",
+            expected=f"{stored.dtype}{list(stored.shape)}",
             got="nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}",
         )
-    return tensor
 
 
 def _own(wholes: Sequence[torch.Tensor], constant: Constant, program: Program, rank: int) -> torch.Tensor:
