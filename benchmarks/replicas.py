@@ -111,8 +111,8 @@ class Deployed:
 
 
 @contextmanager
-def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
-    """What `serve run` makes of a file, on a cluster with a node for each replica."""
+def deployed(artifact: Path, replicas: int, ranks: int, load: dict[str, object] | None = None) -> Iterator[Deployed]:
+    """What `serve run` makes of a file, on a cluster with a node for each replica. `load`: options of each load."""
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -124,7 +124,7 @@ def deployed(artifact: Path, replicas: int, ranks: int) -> Iterator[Deployed]:
         "name": "block",
         "import_path": "aotair.serving.ray:app",
         "route_prefix": "/",
-        "args": {"artifact": str(artifact)},
+        "args": {"artifact": str(artifact), "load": load or {}},
         "deployments": [{"name": "Artifact", "num_replicas": replicas}],
     }
     file, port = artifact.parent / "serve.yaml", free_port()

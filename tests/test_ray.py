@@ -18,7 +18,7 @@ import aotair
 from aotair.cli import main
 from aotair.recipe.read import read_recipe
 from aotair.serving.ray import Options, app
-from aotair_runtime.errors import ArgumentError
+from aotair_runtime.errors import ArgumentError, RankError
 from benchmarks.replicas import Deployed, deployed, measure, recipe
 from examples.generate import generate, some_prompts
 
@@ -29,6 +29,7 @@ LLAMAS = {"llama": ("model.kwargs.layers=1",), "llama_of_ranks": ("model.kwargs.
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray")
     aotair.build(recipe(2), folder / "block.aotair")
+    aotair.build(recipe(2) | {"mesh": [{}, {"tp": 2}]}, folder / "blocks.aotair")
     for name, changes in LLAMAS.items():
         aotair.build(read_recipe(ROOT / "recipes" / "llama.yaml", changes), folder / f"{name}.aotair")
     return folder
@@ -36,10 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def block(folder: Path, common_folder: Path) -> Iterator[Deployed]:
-    """Two replicas of two ranks each, on three nodes; one cluster at a time, where several workers run these tests."""
+    """Two replicas of two ranks each, on three nodes, of an artifact for one rank too; one cluster at a time, where
+    several workers run these tests."""
     with (common_folder / "ray.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with deployed(folder / "block.aotair", 2, 2) as found:
+        with deployed(folder / "blocks.aotair", 2, 2, {"mesh": {"tp": 2}}) as found:
             yield found
 
 
@@ -135,6 +137,8 @@ def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: 
         app(Options(artifact=str(built("cache"))))
     with pytest.raises(ArgumentError, match="what the deployment itself says"):
         app(Options(artifact=str(folder / "block.aotair"), load={"rank_timeout": 3}))
+    with pytest.raises(RankError, match="no program for this mesh"):
+        app(Options(artifact=str(folder / "blocks.aotair"), load={"mesh": {"tp": 4}}))
     path = aotair.build(recipe(2) | {"mesh": {"dp": 2, "tp": 2}}, tmp_path / "replicas.aotair")
     with pytest.raises(ArgumentError, match="are replicas") as caught:
         app(Options(artifact=str(path)))

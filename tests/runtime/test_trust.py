@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -21,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from model_signing import hashing, signing, verifying
+from several_meshes import DEEP, built
 
 import aotair
 from aotair.cli import main
@@ -39,7 +41,9 @@ from aotair_runtime.errors import (
     TruncatedError,
     UnsignedError,
 )
+from aotair_runtime.format import codec
 from aotair_runtime.trust import policy as policies
+from aotair_runtime.weights.golden import replay_golden
 
 INPUTS = {"input": {"shape": [1, 4], "dtype": "float32"}}
 DAY = datetime.timedelta(days=1)
@@ -142,6 +146,29 @@ def test_any_key_of_the_policy_will_do(signed: Path, tmp_path: Path):
     mine = (tmp_path / "a.pub").read_bytes()
     for given in (mine, mine.decode(), str(tmp_path / "a.pub")):
         aotair.load(signed, trust=TrustPolicy(keys=[other, given])).close()
+
+
+def test_all_programs_and_golden_tensors_of_an_artifact_for_several_meshes_are_signed(common_folder, tmp_path: Path):
+    path = Path(shutil.copytree(built(common_folder, DEEP, [{"pp": 2}, {}, {"pp": 4}]), tmp_path / "a.aotair"))
+    file = write_key(tmp_path, "k.pem")
+    sign(path, "--key", file)
+    trust = TrustPolicy(keys=[file.with_suffix(".pub")])
+    with aotair.load(path, trust=trust) as model:
+        assert all(result.within for result in replay_golden(model))
+    checked = command("verify", path, "--key", file.with_suffix(".pub"), "--signature-only")
+    assert checked.exit_code == 0, checked.output
+    for name in ("golden.2.safetensors", "debug.2.msgpack"):
+        before = (path / name).read_bytes()
+        (path / name).write_bytes(before[:-1] + b"x")
+        with pytest.raises(AlteredError, match="not the one that was signed"):
+            aotair.load(path, trust=trust)
+        (path / name).write_bytes(before)
+    (path / "model.sig").unlink()
+    list_of = codec.parse_any((path / "program.msgpack").read_bytes(), "x")
+    spoilt = (*list_of.programs[:2], dataclasses.replace(list_of.programs[2], body=b"\xc1"))
+    (path / "program.msgpack").write_bytes(codec.dump_several(dataclasses.replace(list_of, programs=spoilt)))
+    refused = command("sign", path, "--key", file)
+    assert refused.exit_code == 1 and "the program for pp=4" in refused.output and not (path / "model.sig").exists()
 
 
 def test_a_key_with_a_password_signs(path: Path, tmp_path: Path):
