@@ -58,7 +58,8 @@ class _File:
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
         self._known: dict[Key, list[str]] = {}
-        self._digests: dict[tuple[object, ...], bytes] = {}
+        # With the tensors, so that nothing else comes to lie at their addresses.
+        self._digests: dict[tuple[object, ...], tuple[torch.Tensor, bytes]] = {}
 
     def with_names(self, built: Built) -> Program:
         """The program, whose constants have the names of their tensors in the file; those that lack are added. No two
@@ -112,9 +113,9 @@ class _File:
 
     def _key(self, tensor: torch.Tensor) -> Key:
         place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
-        if place not in self._digests or not tensor.numel():
-            self._digests[place] = _digest(tensor)
-        return tensor.dtype, tuple(tensor.shape), self._digests[place]
+        if place not in self._digests:
+            self._digests[place] = tensor, _digest(tensor)
+        return tensor.dtype, tuple(tensor.shape), self._digests[place][1]
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

@@ -262,7 +262,7 @@ def test_nothing_is_parsed_before_the_signature_is_good(signed: Path, tmp_path: 
     def fail(*_: object) -> None:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr(opening.codec, "parse", fail)
+    monkeypatch.setattr(opening.codec, "parse_any", fail)
     other = write_key(tmp_path, "b.pem").with_suffix(".pub")
     with pytest.raises(SignerError):
         aotair.load(signed, trust=TrustPolicy(keys=[other]))
