@@ -143,7 +143,7 @@ def plan(
     file: Path | None,
     alignment: int,
     seconds: float,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     changes: tuple[str, ...],
     as_json: bool,
 ) -> None:

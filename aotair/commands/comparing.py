@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -38,7 +37,7 @@ def diff(
     bench: bool,
     seconds: float,
     fail_on: str | None,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -67,8 +66,9 @@ def diff(
             with loaded(artifact.path, namespaces, ops, modules, device=device, mesh=chosen) as model:
                 times.append(measured(model, seconds))
         found = with_times(found, *times)
-    for artifact in opened:
-        say_which(artifact.program)
+    else:
+        for artifact in opened:
+            say_which(artifact.program)
     if html is not None:
         from ..diff.page import page
         from ..disk.place import new_file

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -28,7 +27,7 @@ from .options import ALLOW, ALLOW_OP, ARTIFACT, DEVICE, IMPORT, JSON, MESH, trus
 def doctor(
     artifact: Path | None,
     trust: TrustPolicy | None,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     memory_budget: str | None,
     namespaces: tuple[str, ...],

@@ -115,8 +115,9 @@ def loaded(
     artifact: Path, namespaces: tuple[str, ...], ops: tuple[str, ...], modules: tuple[str, ...], **options: Any
 ) -> Model:
     """The artifact, after the user's modules are imported, and with the namespaces and ops that the user allows. Of
-    several ranks only the first writes from then on."""
+    several ranks only the first writes from then on. Of several programs it is said which one this is."""
     import_modules(modules)
     model = aotair_runtime.load(artifact, allow_namespaces=namespaces, allow_ops=ops, **options)
     only_rank_0(model.rank)
+    say_which(model.program)
     return model

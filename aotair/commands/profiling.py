@@ -50,7 +50,7 @@ def profile(
     sizes: Path | None,
     top: int,
     seconds: float,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],

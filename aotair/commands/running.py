@@ -24,7 +24,6 @@ from .options import (
     heading,
     loaded,
     programs_in,
-    say_which,
     trusting,
 )
 
@@ -35,7 +34,7 @@ from .options import (
 @click.option("--weights", is_flag=True, help="Print the stored tensors, and what each follows from.")
 @MESH
 @JSON
-def inspect(artifact: Path, bucket: str | None, weights: bool, mesh: Any, as_json: bool) -> None:
+def inspect(artifact: Path, bucket: str | None, weights: bool, mesh: dict[str, int] | None, as_json: bool) -> None:
     """Print what an artifact holds: entry points, buckets, plans, a bucket's program, its weights; for each of its
     meshes, or for --mesh."""
     from dataclasses import asdict
@@ -93,7 +92,7 @@ def run(
     snapshot: Path | None,
     out: Path | None,
     entry: str | None,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -157,7 +156,7 @@ def verify(
     artifact: Path,
     trust: TrustPolicy | None,
     signature_only: bool,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -179,7 +178,6 @@ def verify(
     with loaded(artifact, namespaces, ops, modules, **options) as model:
         check_companions(model.artifact.folder or artifact, model.program)
         results = list(replay_golden(model))
-        say_which(model.program)
     if as_json:
         echo(json.dumps([asdict(result) for result in results], indent=2))
     else:
@@ -228,7 +226,7 @@ def bench(
     seconds: float,
     memory: bool,
     workers: int | None,
-    mesh: Any,
+    mesh: dict[str, int] | None,
     device: str | None,
     namespaces: tuple[str, ...],
     ops: tuple[str, ...],
@@ -259,7 +257,6 @@ def bench(
         originals = {one.entry: by_name(getattr(original, one.method), one) for one in job.entries}
     warnings.simplefilter("ignore", aotair_runtime.errors.OutputHeldWarning)
     with loaded(artifact, namespaces, ops, modules, device=device, mesh=mesh) as model:
-        say_which(model.program)
         if originals:
             original.to(model.device)
         if not model.drives:
