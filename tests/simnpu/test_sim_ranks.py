@@ -29,8 +29,9 @@ def original(recipe: dict) -> torch.nn.Module:
     return load_model(job_of(parse_recipe(recipe | {"mesh": {}, "parallel": "auto"})))
 
 
-def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_path: Path):
-    recipe = RECIPES["shared"] | {"target": {"device": "npu"}}
+@pytest.mark.parametrize("mesh", [{"tp": 2}, [{}, {"tp": 2}]], ids=["ranks alone", "one rank too"])
+def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_path: Path, mesh: object):
+    recipe = RECIPES["shared"] | {"target": {"device": "npu"}, "mesh": mesh}
     path = aotair.build(recipe, tmp_path / "a.aotair")
     torch.manual_seed(9)
     second, other = Shared(), tmp_path / "other.safetensors"
