@@ -1,7 +1,9 @@
 """An artifact of several ranks, all of them threads of this process, called as if it were one model."""
 
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,6 +24,7 @@ from ..errors import InternalError, ProofError
 from .meeting import Meeting, ThreadRanks
 
 _Result = TypeVar("_Result")
+_END = 1.0  # seconds that a thread may take to end, once it has done its work
 
 
 class _Party:
@@ -181,10 +184,20 @@ class AllRanks:
             thread.start()
         for thread in threads:
             thread.join()
+        _wait_for_end(threads)
         torch.set_num_threads(own)
         if errors:
             raise next((error for error in errors if not _of_others(error)), errors[0])
         return [result for result in results if result is not None]
+
+
+def _wait_for_end(threads: Sequence[threading.Thread]) -> None:
+    """Until the system has none of these threads, which have done their work. As they end they take locks of libraries
+    (MKL's, of its memory); a copy of this process that is made meanwhile would wait for these for ever."""
+    end = time.monotonic() + _END
+    for thread in threads:
+        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < end:
+            time.sleep(1e-4)
 
 
 def _of_others(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """All ranks of an artifact as one model: calls, states, and what a rank's error becomes."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,16 @@ def test_what_is_given_for_one_rank_is_one_model(tmp_path: Path):
     path = aotair.build(RECIPES["linear"], tmp_path / "a.aotair")
     with all_on_host(open_artifact(path), Allowed()) as model:
         assert isinstance(model, aotair.Model)
+
+
+def test_no_thread_of_a_rank_is_left_when_a_call_has_ended(kept: Path):
+    """A copy of this process would have the locks that it holds while it ends."""
+
+    def multiplied(_: int) -> int:
+        torch.mm(torch.ones(4, 256), torch.ones(256, 512))
+        return threading.get_native_id()
+
+    with all_on_host(open_artifact(kept), Allowed()) as ranks:
+        assert isinstance(ranks, AllRanks)
+        for _ in range(100):
+            assert not [thread for thread in ranks._on_all(multiplied) if Path(f"/proc/self/task/{thread}").exists()]
