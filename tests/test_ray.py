@@ -137,7 +137,7 @@ def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: 
         app(Options(artifact=str(built("cache"))))
     with pytest.raises(ArgumentError, match="what the deployment itself says"):
         app(Options(artifact=str(folder / "block.aotair"), load={"rank_timeout": 3}))
-    with pytest.raises(RankError, match="no program for this mesh"):
+    with pytest.raises(RankError, match="no program for the mesh"):
         app(Options(artifact=str(folder / "blocks.aotair"), load={"mesh": {"tp": 4}}))
     path = aotair.build(recipe(2) | {"mesh": {"dp": 2, "tp": 2}}, tmp_path / "replicas.aotair")
     with pytest.raises(ArgumentError, match="are replicas") as caught:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import SHARES_ITSELF
 from click.testing import CliRunner
 from safetensors import safe_open
 from several_meshes import DEEP, MESHES, ROUNDED, SHARED, built, over
@@ -174,19 +175,42 @@ def test_the_pages_of_each_mesh_lead_to_the_others(several: Path):
 
 
 def test_a_program_that_is_not_there_is_refused_with_those_that_are(several: Path):
-    with pytest.raises(RankError, match="no program for this mesh") as caught:
+    with pytest.raises(RankError, match="no program for the mesh") as caught:
         open_artifact(several, asked=asked_for({"tp": 8}))
-    assert caught.value.expected == "1 rank; tp=2; tp=4" and caught.value.got == "tp=8"
+    assert caught.value.expected == "1 rank; tp=2; tp=4" and caught.value.got == "the mesh tp=8"
     with pytest.raises(RankError, match="no program for 3 ranks"):
         open_artifact(several, asked=Asked(ranks=lambda: 3))
-    with pytest.raises(RankError, match="no program for this mesh"):
+    with pytest.raises(RankError, match="no program for the mesh"):
         aotair.load(several, mesh={"dp": 2})
+
+
+def test_a_model_that_shares_itself_out_is_built_whole_too(tmp_path: Path):
+    meshes = [{}, {"tp": 2}]
+    path = aotair.build(SHARES_ITSELF | {"mesh": meshes}, tmp_path / "a.aotair")
+    x = torch.randn(2, 16)
+    answers = []
+    for mesh in meshes:
+        with all_on_host(open_artifact(path, asked=asked_for(mesh)), Allowed()) as model:
+            answers += model.entry_points["forward"].flat([x.clone()])
+    torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_is_there_already_is_built_for_several_meshes(tmp_path: Path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    inputs = {"input": {"shape": ["n", 8], "dtype": "float32", "pad": 0}}
+    parts = {"inputs": inputs, "buckets": {"n": [1, 4]}, "mesh": MESHES, "parallel": {"0": "colwise", "2": "rowwise"}}
+    path = aotair.build(model=model, name="given", out=tmp_path / "a.aotair", **parts)
+    x = torch.randn(3, 8)
+    for mesh in MESHES:
+        with all_on_host(open_artifact(path, asked=asked_for(mesh)), Allowed()) as served:
+            torch.testing.assert_close(served.entry_points["forward"].flat([x])[0], model(x), atol=1e-5, rtol=1e-5)
+    assert nbytes(path) == sum(parameter.nbytes for parameter in model.parameters())
 
 
 def test_the_only_mesh_may_be_named_and_no_other(common_folder: Path):
     alone = built(common_folder, SHARED, {"tp": 2})
     assert mesh_text(read_program(alone, asked_for({"tp": 2})).mesh) == "tp=2"
-    with pytest.raises(RankError, match="no program for this mesh"):
+    with pytest.raises(RankError, match="no program for the mesh"):
         read_program(alone, asked_for({}))
 
 
@@ -245,7 +269,7 @@ def test_inspect_and_plan_show_all_meshes_or_the_one_that_is_asked_for(several: 
     assert [one["mesh"] for one in json.loads(command("inspect", several, "--json"))][1] == [{"name": "tp", "size": 2}]
     assert len(json.loads(command("plan", several, "--json"))) == 3
     assert json.loads(command("plan", several, "--json", "--mesh", "tp=2"))["nbytes"] > 0
-    assert "no program for this mesh" in command("inspect", several, "--mesh", "tp=3", code=1)
+    assert "no program for the mesh" in command("inspect", several, "--mesh", "tp=3", code=1)
     for wrong in ("tp", "tp=x", "=2", "tp=0"):
         assert "give axes and numbers of ranks" in command("inspect", several, "--mesh", wrong, code=2)
 

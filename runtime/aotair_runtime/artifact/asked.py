@@ -20,33 +20,31 @@ class Asked:
     def number(self, meshes: Sequence[Mesh], where: str) -> int:
         """Which of these meshes is meant. Raises RankError where none of them is, or two are."""
         if self.mesh is not None:
-            if self.mesh in meshes:
-                return meshes.index(self.mesh)
+            fitting = [number for number, mesh in enumerate(meshes) if mesh == self.mesh]
+            asked = f"the mesh {mesh_text(self.mesh)}"
+        else:
+            count = self.ranks()
+            fitting = [number for number, mesh in enumerate(meshes) if ranks_of(mesh) == count]
+            asked = "1 rank" if count == 1 else f"{count} ranks"
+        if not fitting:
             raise RankError(
-                "the artifact has no program for this mesh",
+                f"the artifact has no program for {asked}",
                 where=where,
                 expected=meshes_text(meshes),
-                got=mesh_text(self.mesh),
-                fix="choose one of these, or add the mesh to the recipe and build it again",
+                got=asked,
+                fix="start as many processes as one of these has ranks (torchrun --nproc-per-node), or name the mesh: "
+                "load(mesh={AXIS: RANKS}), --mesh AXIS=RANKS",
             )
-        count = self.ranks()
-        fitting = [number for number, mesh in enumerate(meshes) if ranks_of(mesh) == count]
-        if len(fitting) == 1:
-            return fitting[0]
-        several = meshes_text(meshes[number] for number in fitting)
-        first = ", ".join(f"{axis.name!r}: {axis.size}" for axis in meshes[fitting[0]]) if fitting else ""
-        raise RankError(
-            f"the artifact has {'several programs' if fitting else 'no program'} for {_ranks_text(count)}",
-            where=where,
-            expected=f"mesh= that says which: {several}"
-            if fitting
-            else f"ranks for one of its meshes: {meshes_text(meshes)}",
-            got=_ranks_text(count),
-            fix=f"load(mesh={{{first}}}), or --mesh on the command line"
-            if fitting
-            else "start as many processes as one of these meshes has ranks (torchrun --nproc-per-node), or name it: "
-            "load(mesh={AXIS: RANKS}), --mesh AXIS=RANKS",
-        )
+        if len(fitting) > 1:
+            first = {axis.name: axis.size for axis in meshes[fitting[0]]}
+            raise RankError(
+                f"the artifact has several programs for {asked}",
+                where=where,
+                expected=f"a word which: {meshes_text(meshes[number] for number in fitting)}",
+                got=asked,
+                fix=f"name the mesh: load(mesh={first}), or --mesh on the command line",
+            )
+        return fitting[0]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,3 @@ def mesh_of(sizes: object) -> Mesh:
         )
     mesh = tuple(Axis(name, size) for name, size in items)
     return mesh if ranks_of(mesh) > 1 else ()
-
-
-def _ranks_text(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"

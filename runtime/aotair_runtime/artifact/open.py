@@ -98,6 +98,7 @@ def opened(path: Path, gate: Gate | None = None, asked: Asked = ONE_RANK) -> tup
 
 
 def _opened(path: Path, gate: Gate | None, read: Callable[[Folder, Program | Several], _Read]) -> tuple[Folder, _Read]:
+    """The folder, and what is read of its program file."""
     for _ in range(_TRIES_OF_TWO_STEPS):
         folder = _whole(path)
         with folder.closed_on_error():
