@@ -24,6 +24,7 @@ import transformers as tf
 import aotair
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.format.mesh import parts_of
+from aotair_runtime.format.schema import WEIGHTS_FILE
 from aotair_runtime.memory.sizes import tensor_bytes
 from examples.generate import some_prompts
 
@@ -105,14 +106,18 @@ def _with_simulator(folder: Path) -> list[str]:
 
 def _decoder(folder: Path, name: str, mesh: Mapping[str, int], device: str = "cpu") -> tuple[Path, float]:
     """The artifact of a decoder over a mesh, and the seconds of its build."""
+    out = folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
+    return _built(folder, name, dict(mesh), device, out)
+
+
+def _built(folder: Path, name: str, mesh: object, device: str, out: Path) -> tuple[Path, float]:
     checkpoint = GGUF if name == REAL else folder / name
     if not checkpoint.exists():
         seeded(DECODERS[name]()).save_pretrained(checkpoint)
-    start, out = time.perf_counter(), folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
+    start = time.perf_counter()
     recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
     entries = ENTRIES if name != REAL else {**ENTRIES, "prefill": {"buckets": {"batch": [8], "seq": [64]}}}
-    parts = {"entry_points": entries, "mesh": dict(mesh), "target": {"device": device}}
-    aotair.build({**recipe, **parts}, out)
+    aotair.build({**recipe, "entry_points": entries, "mesh": mesh, "target": {"device": device}}, out)
     return out, time.perf_counter() - start
 
 
@@ -156,8 +161,12 @@ def _sizes(folder: Path, given: Any) -> Iterator[Row]:
     mine = ranks(4, "tokens", four, folder / "said", "--prompts", asked)[0]["weights"]
     whole = ranks(1, "tokens", one, folder / "said", "--prompts", asked)[0]["weights"]
     twice = _replicated(four)
+    every, seconds = _built(folder, "llama", [{}, {"tp": 2}, {"tp": 4}], "cpu", folder / "every.aotair")
     bytes_ = [sum(file.stat().st_size for file in path.rglob("*.safetensors")) for path in (one, four)]
     yield Row("bytes of a tp 4 artifact, against tp 1", 1.02, bytes_[1] / bytes_[0], "×")
+    weights = [(path / WEIGHTS_FILE).stat().st_size for path in (one, every)]
+    what = "weights of an artifact for one rank, tp 2 and tp 4, against tp 1"
+    yield Row(what, 1.02, weights[1] / weights[0], "×", f"built in {seconds:.0f} s")
     what = "weights of a rank, tp 4, against tp 1; the bound with what more than one rank has"
     yield Row(what, 0.27 + twice / whole, mine / whole, "×", f"{twice:,} bytes of {mine:,}: norms, heads of keys")
     yield Row("build of tp 4, against tp 1", 1.5, together / alone, "×", f"{alone:.0f} and {together:.0f} s")
