@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..log import logger
+from .in_float64 import called
 
 _TAKE_BOTH = ("aten", "air", "prims")  # namespaces whose ops take wider numbers too
 _OTHERS = 3  # ways to round at random
@@ -103,7 +104,7 @@ class Exact(TorchDispatchMode):
         if func.namespace not in _TAKE_BOTH:
             return plain
         try:
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         except (RuntimeError, ValueError):  # no kernel takes wider numbers
             return plain
 

@@ -11,6 +11,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .in_float64 import called
+
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _MOST = 1 << 23  # numbers: what has more is rare, and memory for it is not kept
 # Ops that move numbers or choose among them.
@@ -80,7 +82,7 @@ class Wider(TorchDispatchMode):
             return plain
         try:
             wider = _Operands(self._memory)
-            wide = func(*wider.of(args), **{name: wider.of(value) for name, value in kwargs.items()})
+            wide = called(func, wider.of(args), {name: wider.of(value) for name, value in kwargs.items()})
         except RuntimeError:  # no kernel takes float64: what it answers is left as it is
             return plain
         return _rounded(wide, plain)

@@ -347,7 +347,7 @@ Mesh = Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,15}$")], 
 _Meshes = Annotated[list[Mesh], Field(min_length=1, max_length=MOST_MESHES)]
 MeshOrMeshes = Annotated[
     Annotated[Mesh, Tag("dict[mesh]")] | Annotated[_Meshes, Tag("list[mesh]")],
-    Discriminator(lambda value: f"{'list' if isinstance(value, list) else 'dict'}[mesh]"),
+    Discriminator(lambda value: f"{'list' if isinstance(value, (list, tuple)) else 'dict'}[mesh]"),
 ]
 Buckets = dict[Name, list[Size]] | list[dict[Name, Size]]
 
@@ -455,7 +455,7 @@ class Recipe(Part):
         ranks = [math.prod(mesh.values()) for mesh in self.meshes]
         if max(ranks) > 1 << 16:
             raise ValueError("mesh: at most 65536 ranks")
-        different = [list(mesh.items()) if count > 1 else [] for mesh, count in zip(self.meshes, ranks)]
+        different = [[(axis, size) for axis, size in mesh.items() if size > 1] for mesh in self.meshes]
         if twice := [mesh for number, mesh in enumerate(different) if mesh in different[:number]]:
             said = ", ".join(f"{axis}: {size}" for axis, size in twice[0])
             raise ValueError(f"mesh: {{{said}}} is there twice" + ("" if said else ", as one rank: {} or {tp: 1}"))

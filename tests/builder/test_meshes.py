@@ -51,6 +51,8 @@ def nbytes(path: Path) -> int:
         ([], "at least 1 item"),
         ([{}, {"tp": 1}], "there twice, as one rank"),
         ([{"tp": 2}, {"tp": 2}], "mesh: {tp: 2} is there twice"),
+        ([{"tp": 2}, {"tp": 2, "dp": 1}], "mesh: {tp: 2} is there twice"),
+        (({"tp": 2}, {"tp": 4}), "should be a valid list"),
         ([{}, {"tp": 0}], r"mesh\[1\].tp: wrong value"),
         ([{}, {"TP": 2}], r"mesh\[1\].TP"),
         ([{}, "tp"], r"mesh\[1\]: wrong value"),
@@ -69,7 +71,7 @@ def test_parallel_needs_a_mesh_of_several_ranks():
 
 
 def test_meshes_with_the_same_ranks_along_other_axes_are_several():
-    assert len(parse_recipe(SHARED | {"mesh": [{"tp": 2, "dp": 1}, {"dp": 1, "tp": 2}, {"tp": 2}]}).meshes) == 3
+    assert len(parse_recipe(SHARED | {"mesh": [{"tp": 2, "dp": 2}, {"dp": 2, "tp": 2}, {"tp": 4}]}).meshes) == 3
 
 
 def test_a_list_of_one_mesh_is_that_mesh(tmp_path: Path, common_folder: Path):

@@ -20,7 +20,7 @@ class Asked:
     def number(self, meshes: Sequence[Mesh], where: str) -> int:
         """Which of these meshes is meant. Raises RankError where none of them is, or two are."""
         if self.mesh is not None:
-            fitting = [number for number, mesh in enumerate(meshes) if mesh == self.mesh]
+            fitting = [number for number, mesh in enumerate(meshes) if _shared(mesh) == _shared(self.mesh)]
             asked = f"the mesh {mesh_text(self.mesh)}"
         else:
             count = self.ranks()
@@ -45,6 +45,11 @@ class Asked:
                 fix=f"name the mesh: load(mesh={first}), or --mesh on the command line",
             )
         return fitting[0]
+
+
+def _shared(mesh: Mesh) -> Mesh:
+    """The axes along which there is more than one rank."""
+    return tuple(axis for axis in mesh if axis.size > 1)
 
 
 @dataclass(frozen=True)

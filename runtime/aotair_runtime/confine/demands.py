@@ -115,13 +115,15 @@ def _recurrent(gates: int, call: Call) -> bool:
         return False
     rows, biased = x[0 if call.given.get("batch_first") is True else 1], call.given.get("has_biases") is True
     sizes = [call.layouts(n).shape for n in tensor_numbers(states)]
-    hidden = sizes[0][-1] if sizes and sizes[0] else 0
-    rows_of = gates * hidden
+    if any(len(size) != 3 or size[:2] != (layers * ways, rows) for size in sizes) or not sizes:
+        return False
+    made, hidden = sizes[0][-1], sizes[-1][-1]  # which differ where h is a projection
+    rows_of, projected = gates * hidden, [(made, hidden)] if made != hidden else []
     wanted = []
-    for width in (x[-1], *(hidden * ways,) * (layers - 1 if 0 < layers <= _MOST_LAYERS else 0)):
-        wanted += [(rows_of, width), (rows_of, hidden), *(((rows_of,),) * 2 if biased else ())] * ways
-    fits = 0 < layers <= _MOST_LAYERS and all(size == (layers * ways, rows, hidden) for size in sizes)
-    return fits and [call.layouts(n).shape for n in tensor_numbers(weights)] == wanted
+    for width in (x[-1], *(made * ways,) * (layers - 1 if 0 < layers <= _MOST_LAYERS else 0)):
+        biases = ((rows_of,),) * 2 if biased else ()
+        wanted += [(rows_of, width), (rows_of, made), *biases, *projected] * ways
+    return 0 < layers <= _MOST_LAYERS and [call.layouts(n).shape for n in tensor_numbers(weights)] == wanted
 
 
 def _four_bits(call: Call) -> bool:
