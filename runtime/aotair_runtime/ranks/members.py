@@ -154,8 +154,8 @@ class Board:
         seconds for what the others have to say."""
         gone = self._gone()
         said, silent = self._read("end", 0 if gone else grace, enough=_is_own)
-        if gone or self._gone():
-            return self.silent([])
+        if gone := gone or self._gone():
+            return self._named(gone)
         own = {rank: text for rank, (is_own, text) in ((r, json.loads(t)) for r, t in said.items()) if is_own}
         if own:
             return "; ".join(f"rank {rank} failed: {text}" for rank, text in own.items())
@@ -170,9 +170,12 @@ class Board:
     def silent(self, ranks: Sequence[int]) -> str:
         """Of ranks that did not say anything in a turn: which of them are gone, or which did not answer."""
         if gone := self._gone():
-            return f"{ranks_text(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
+            return self._named(gone)
         where = ", ".join(self.members[rank].place for rank in ranks)
         return f"{ranks_text(ranks)} did not answer within {self.timeout:g} s ({where})"
+
+    def _named(self, gone: Sequence[int]) -> str:
+        return f"{ranks_text(gone)} is gone ({', '.join(self.members[rank].place for rank in gone)})"
 
     def _gone(self) -> list[int]:
         """The ranks on this host whose process has ended."""
@@ -219,7 +222,7 @@ def _ended(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between open and read
         return os.path.isdir("/proc/self")
     except OSError:
         return False
