@@ -50,7 +50,7 @@ static void NAME(multiply)(part_of part, const struct step *step, int64_t count,
     NAME(shared)(part, &own.head, count, n * rows * width / 4, threads);
 }
 
-/* Whether a step was made: not where its numbers are beyond its tensors, or there is no memory for it. */
+/* Whether a step was made: not where its numbers are beyond its tensors, there is no memory for it, or no such op. */
 static int NAME(make)(const struct step *step, int threads)
 {
     const int64_t rows = rows_of(step), all = rows * step->size[step->dims - 1], *size = step->size;
@@ -77,7 +77,11 @@ static int NAME(make)(const struct step *step, int threads)
     case LINEAR_INT8: NAME(multiply)(NAME(linear_int8), step, size[0], threads); return 1;
     case LINEAR_BLOCKS: NAME(multiply)(NAME(linear_blocks), step, (size[0] + 15) / 16, threads); return 1;
     case LSTM: return NAME(lstm)(step, threads);
-    default: NAME(shared)(NAME(pointwise), step, rows * tiles_of(step), all, threads); return 1;
+    default:
+        if (step->op < COPY || step->op > MINIMUM)
+            return 0;
+        NAME(shared)(NAME(pointwise), step, rows * tiles_of(step), all, threads);
+        return 1;
     }
 }
 

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define LAYOUT 1
+#define LAYOUT 2
 #define DIMS 5
 
 /* What is not written down: who calls has to see to it. */

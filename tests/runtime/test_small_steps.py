@@ -16,7 +16,7 @@ from aotair_runtime.devices.onednn_library import Blocks
 from aotair_runtime.devices.onednn_product import LibraryWeight
 from aotair_runtime.steps import attention, library, products, table
 from aotair_runtime.steps.join import Joined, Named
-from aotair_runtime.steps.written import Steps
+from aotair_runtime.steps.written import Lies, Steps, written
 
 pytestmark = pytest.mark.skipif(find_spec("aotair_kernels") is None, reason="aotair-kernels is not installed")
 
@@ -527,6 +527,16 @@ def test_products_with_int8_are_torchs_where_registers_are_narrow(monkeypatch):
     monkeypatch.setattr(library, "is_wide", lambda: False)
     given = torch.ones(1, 32), torch.ones(4, 32, dtype=torch.int8), torch.ones(4)
     assert table.steps(air.linear_int8.out, given, {"out": torch.zeros(1, 4)}) is None
+
+
+@pytest.mark.parametrize("op", [-1, 20, 31, 97, 127])
+def test_a_step_that_the_library_does_not_know_is_not_made(op: int):
+    out = torch.zeros(4)
+    lies = [Lies(out.data_ptr(), (1,), 0)] * 2
+    calls: list[int] = []
+    unknown = Steps(written(op, 1, (4,), lies, 0.0, (0, 0)), 1)
+    Joined([(Named(lambda: calls.append(op), "here"), unknown)], library.run())()
+    assert calls == [op] and not out.any()
 
 
 DECLINED = {

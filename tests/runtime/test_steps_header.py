@@ -1,5 +1,7 @@
 """Steps as the runtime writes them and as the library reads them: the same numbers, of which memory depends."""
 
+import hashlib
+import json
 import re
 
 import pytest
@@ -59,5 +61,13 @@ def test_rows_that_the_build_leaves_to_the_kernel_are_those_that_it_takes():
 
 
 def test_the_layout_says_both_sizes():
-    assert 1_000_000 + written.HEAD.size * 1000 + written.OPERAND.size == written.LAYOUT
-    assert re.search(r"^#define LAYOUT 1$", HEADER, re.MULTILINE)
+    assert 2_000_000 + written.HEAD.size * 1000 + written.OPERAND.size == written.LAYOUT
+    assert re.search(r"^#define LAYOUT 2$", HEADER, re.MULTILINE)
+
+
+def test_the_layout_changes_with_what_steps_say():
+    """A runtime and a library that do not mean the same by a step must not meet: who changes these numbers changes
+    LAYOUT, and then this digest."""
+    said = [sorted(enumerated(name).items()) for name in ("op", "type")]
+    said += re.findall(r"struct (operand|step) \{(.*?)\};", HEADER, re.DOTALL)
+    assert hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16] == "e235275882c65fb9"

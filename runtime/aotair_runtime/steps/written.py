@@ -20,7 +20,7 @@ MOST = 1 << 16  # numbers of a result: with more, the call itself is what takes 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TYPES = {dtype: number for number, dtype in enumerate((*FLOATS, torch.bool, torch.int64, torch.int32, torch.int8))}
 HEAD, OPERAND = struct.Struct(f"<iiq{DIMS + 1}qd2q"), struct.Struct(f"<q{DIMS}qq")
-LAYOUT = 1_000_000 + HEAD.size * 1000 + OPERAND.size  # its number, and the bytes of a step and of an operand
+LAYOUT = 2_000_000 + HEAD.size * 1000 + OPERAND.size  # its number, and the bytes of a step and of an operand
 
 
 @dataclass(frozen=True)
