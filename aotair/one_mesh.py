@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from aotair_runtime.format.mesh import mesh_text
+from aotair_runtime.format.mesh import mesh_name, mesh_text
 from aotair_runtime.format.schema import Program
 from aotair_runtime.format.torch_names import dtype
 
@@ -156,5 +156,5 @@ def _observer(job: Job, max_rewrites: int | None, seen: Seen | None, keeps: bool
     path = dump.path or ("." if dump.type is not None else None)
     folder = Path(path) if path is not None else None
     if folder is not None and len(job.meshes) > 1:
-        folder = folder / mesh_text(job.mesh).replace(" ", "_")
+        folder = folder / mesh_name(job.mesh)
     return Observer(job.target, folder, max_rewrites, dump.type == "py", keeps, listener=seen)

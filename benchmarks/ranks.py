@@ -23,7 +23,7 @@ import transformers as tf
 
 import aotair
 from aotair_runtime.artifact.open import read_program
-from aotair_runtime.format.mesh import parts_of
+from aotair_runtime.format.mesh import parts_of, ranks_of
 from aotair_runtime.format.schema import WEIGHTS_FILE
 from aotair_runtime.memory.sizes import tensor_bytes
 from examples.generate import some_prompts
@@ -175,7 +175,7 @@ def _sizes(folder: Path, given: Any) -> Iterator[Row]:
 def _replicated(artifact: Path) -> int:
     """The bytes that a rank has of what others have too: of a part of two ranks the half."""
     program = read_program(artifact)
-    ranks_ = _count({axis.name: axis.size for axis in program.mesh})
+    ranks_ = ranks_of(program.mesh)
     parts = {constant: 1 if constant.shard is None else parts_of(constant.shard) for constant in program.constants}
     return sum(tensor_bytes(constant) * (ranks_ - count) // ranks_ for constant, count in parts.items())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from cases import ROOT
 
 from benchmarks.common import free_port
@@ -44,10 +45,19 @@ def said(processes: Sequence[subprocess.Popen], folder: Path, expected: int = 0)
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-def stale_copy(path: Path) -> Path:
-    """The same checkpoint with one number changed."""
-    tensors = safetensors.torch.load_file(path)
+def checkpoints(model: torch.nn.Module, folder: Path) -> tuple[Path, Path, Path]:
+    """The weights of a model as a checkpoint; the same, of which a part is missing; and with one number changed."""
+    whole, broken, stale = (folder / f"{name}.safetensors" for name in ("other", "broken", "stale"))
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(tensors, whole)
+    broken.write_bytes(whole.read_bytes()[:-100])
     next(iter(tensors.values())).view(-1)[0] += 1
-    stale = path.with_name("stale.safetensors")
     safetensors.torch.save_file(tensors, stale)
-    return stale
+    return whole, broken, stale
+
+
+def reloaded(said: Sequence[Any], want: torch.Tensor) -> None:
+    """Whether each rank of the scenario `reloads` answered so after it, kept that, and moved and captured nothing."""
+    for one in said:
+        torch.testing.assert_close(torch.tensor(one["after"]), want, atol=1e-5, rtol=1e-5)
+        assert one["kept"] == one["after"] != one["before"] and one["stayed"] and one["captures"] == 2

@@ -47,6 +47,7 @@ def diff(
     """Say what is different from artifact A to artifact B: recipe, versions, graphs, weights, plans, proofs, sizes."""
     from aotair_runtime.artifact.asked import Among, asked_for
     from aotair_runtime.artifact.open import open_artifact
+    from aotair_runtime.format.mesh import sizes_of
 
     from ..diff.diff import diff as differing
     from ..diff.diff import with_times
@@ -62,8 +63,8 @@ def diff(
     if bench:
         times: list[Times] = []
         for artifact in opened:
-            chosen = {axis.name: axis.size for axis in artifact.program.mesh}
-            with loaded(artifact.path, namespaces, ops, modules, device=device, mesh=chosen) as model:
+            mine = sizes_of(artifact.program.mesh)
+            with loaded(artifact.path, namespaces, ops, modules, device=device, mesh=mine) as model:
                 times.append(measured(model, seconds))
         found = with_times(found, *times)
     else:

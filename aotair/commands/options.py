@@ -9,6 +9,9 @@ import click
 
 import aotair_runtime
 from aotair_runtime import TrustPolicy
+from aotair_runtime.artifact.asked import asked_for
+from aotair_runtime.artifact.open import read_program, read_programs
+from aotair_runtime.format.mesh import mesh_text, meshes_text
 from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
 
@@ -90,23 +93,16 @@ def trusting(command: Callable[..., None]) -> Callable[..., None]:
 
 def programs_in(artifact: Path, mesh: dict[str, int] | None) -> tuple[Program, ...]:
     """The programs for all meshes of an artifact, or that for one of them."""
-    from aotair_runtime.artifact.asked import asked_for
-    from aotair_runtime.artifact.open import read_program, read_programs
-
     return read_programs(artifact) if mesh is None else (read_program(artifact, asked_for(mesh)),)
 
 
 def heading(program: Program) -> str:
     """What stands above what is said of one of several programs."""
-    from aotair_runtime.format.mesh import mesh_text
-
     return f"== {mesh_text(program.mesh)} =="
 
 
 def say_which(program: Program) -> None:
     """Of an artifact for several meshes, say on the side for which of them this program is."""
-    from aotair_runtime.format.mesh import mesh_text, meshes_text
-
     if others := [mesh for mesh in program.beside.meshes if mesh != program.mesh]:
         echo(f"the program for {mesh_text(program.mesh)}; the artifact has others: {meshes_text(others)}", err=True)
 

@@ -28,7 +28,6 @@ def _rnn_layer(
     batch_sizes: Sequence[int],
     mode: int,
     *_: object,
-    train: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """`aten::mkldnn_rnn_layer`: one layer of an LSTM in one direction. x: (times, batch, width); h and c: (batch,
     hidden) or (1, batch, hidden); the biases are zeros where the layer has none."""
@@ -36,7 +35,7 @@ def _rnn_layer(
         raise NotImplementedError("no layer of an LSTM over whole sequences")
     states = [one.view(1, *one.shape[-2:]) for one in (h, c)]
     given, weights = x.flip(0) if reverse else x, [weight_x, weight_h, bias_x, bias_h]
-    out, last_h, last_c = torch.lstm(given, states, weights, True, 1, 0.0, train, False, False)
+    out, last_h, last_c = torch.lstm(given, states, weights, True, 1, 0.0, False, False, False)
     return out.flip(0) if reverse else out, last_h.view_as(h), last_c.view_as(c), None
 
 

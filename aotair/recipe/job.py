@@ -32,7 +32,7 @@ class Job:
     already. `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the
     proof's, `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as
     plain data, for the fingerprint. `meshes`: for which ranks there is to be a program; `mesh`: those that run
-    this one together (of several the first, until `for_mesh` says another), among whom modules are shared out as
+    this one together (of several the first, until `for_each_mesh` says another), among whom modules are shared out as
     `parallel` says. `files` travel with the artifact, and `companions` writes what else does into a directory."""
 
     name: str

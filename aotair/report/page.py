@@ -3,7 +3,7 @@
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from aotair_runtime.format.mesh import mesh_text
+from aotair_runtime.format.mesh import mesh_name, mesh_text
 from aotair_runtime.format.schema import REPORT_FOLDER, Program
 
 from ..diff.flow import constant_names
@@ -41,7 +41,7 @@ def pages_of_all(
 
 def _below(program: Program) -> str:
     """The folder of a program's own pages."""
-    return f"{REPORT_FOLDER}/{mesh_text(program.mesh).replace(' ', '_')}/"
+    return f"{REPORT_FOLDER}/{mesh_name(program.mesh)}/"
 
 
 def pages(

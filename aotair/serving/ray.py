@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from aotair_runtime.artifact.asked import asked_for
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.errors import AotairError, ArgumentError, CallError, ClosedError, RankError
-from aotair_runtime.format.mesh import ranks_of
+from aotair_runtime.format.mesh import ranks_of, sizes_of
 from aotair_runtime.format.schema import Program
 
 from .engine import Engine, generates
@@ -142,7 +142,7 @@ class Artifact:
         mesh = _program(options).mesh
         ranks = ranks_of(mesh)
         given = {**options.load, **({} if options.device is None else {"device": options.device})}
-        given["mesh"] = {axis.name: axis.size for axis in mesh}
+        given["mesh"] = sizes_of(mesh)
         address = meeting_place() if ranks > 1 else ""
         load = Load(options.artifact, given, address, ranks, options.rank_timeout)
         if ranks > 1:

@@ -101,18 +101,16 @@ static inline __attribute__((always_inline)) void NAME(by_block)(const char *wei
         *(NAME(lanes) *)(sums + i / across * BLOCK + i % across * 16) = made[i];
 }
 
-#define ACROSS(COUNT, HALVES)                                                                                          \
-    switch (across) {                                                                                                  \
-    case 4: NAME(by_block)(weight, x, width, deep, COUNT, 4, HALVES, sums); break;                                     \
-    case 3: NAME(by_block)(weight, x, width, deep, COUNT, 3, HALVES, sums); break;                                     \
-    case 2: NAME(by_block)(weight, x, width, deep, COUNT, 2, HALVES, sums); break;                                     \
-    default: NAME(by_block)(weight, x, width, deep, COUNT, 1, HALVES, sums);                                           \
-    }
 #define BY_BLOCK(NAME_OF, COUNT, HALVES)                                                                               \
     static __attribute__((noinline)) void NAME(NAME_OF)(const char *weight, const float *x, int64_t width,            \
                                                         int64_t deep, int across, float *sums)                         \
     {                                                                                                                  \
-        ACROSS(COUNT, HALVES)                                                                                          \
+        switch (across) {                                                                                              \
+        case 4: NAME(by_block)(weight, x, width, deep, COUNT, 4, HALVES, sums); break;                                 \
+        case 3: NAME(by_block)(weight, x, width, deep, COUNT, 3, HALVES, sums); break;                                 \
+        case 2: NAME(by_block)(weight, x, width, deep, COUNT, 2, HALVES, sums); break;                                 \
+        default: NAME(by_block)(weight, x, width, deep, COUNT, 1, HALVES, sums);                                       \
+        }                                                                                                              \
     }
 BY_BLOCK(one_row, 1, 0)
 BY_BLOCK(two_rows, 2, 0)

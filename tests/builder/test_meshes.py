@@ -25,7 +25,7 @@ from aotair_runtime.artifact.debug_data import read_debug_data
 from aotair_runtime.artifact.open import open_artifact, read_golden, read_program, read_programs
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.errors import RankError, WeightsError
-from aotair_runtime.format.mesh import mesh_text
+from aotair_runtime.format.mesh import mesh_text, sizes_of
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_of_several_meshes_of_one_size_somebody_says_which(tmp_path: Path):
     assert "tp=2; dp=2, tp=1" in caught.value.expected and "load(mesh={'tp': 2})" in caught.value.fix
     for mesh in meshes:
         program = open_artifact(path, asked=asked_for(mesh)).program
-        assert {axis.name: axis.size for axis in program.mesh} == mesh
+        assert sizes_of(program.mesh) == mesh
 
 
 # ---- the build and the commands --------------------------------------------------------------------------------------

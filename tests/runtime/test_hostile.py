@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from spoilt import plain, spoil
 
 import aotair
 from aotair_runtime.artifact.digests import digest
@@ -423,17 +424,6 @@ def test_arguments_that_do_not_fit_the_op_are_an_error_of_the_instruction(copy: 
 
 # ---- any bytes -----------------------------------------------------------------------------------------------------
 
-plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=30,
-)
-
 
 def enveloped(body: bytes) -> bytes:
     import hashlib
@@ -450,7 +440,7 @@ def test_any_bytes_are_refused_cleanly(data: bytes):
 
 
 @settings(max_examples=300, deadline=None)
-@given(plain)
+@given(plain())
 def test_any_plain_data_is_refused_cleanly(data):
     with pytest.raises(ArtifactError):
         codec.parse(enveloped(msgpack.packb(data)), "x")
@@ -463,14 +453,7 @@ def test_one_changed_value_anywhere_is_refused_or_harmless(built, data):
     from aotair_runtime.format.rules import check_program
 
     body = msgpack.unpackb(msgpack.unpackb((built("encoder") / "program.msgpack").read_bytes())[3])
-    at = body
-    while True:
-        index = data.draw(st.integers(0, len(at) - 1))
-        if isinstance(at[index], list) and at[index] and data.draw(st.integers(0, 9)):
-            at = at[index]
-            continue
-        at[index] = data.draw(plain)
-        break
+    spoil(data, body, plain())
     with contextlib.suppress(ArtifactError):
         check_program(codec.parse(enveloped(msgpack.packb(body)), "x"), "x")
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from several_meshes import DEEP, MESHES, SHARED, built
+from spoilt import plain, spoil
 
 import aotair
 from aotair_runtime.artifact.asked import Asked, asked_for
@@ -239,13 +240,6 @@ def test_one_program_in_the_format_of_several_and_several_in_that_of_one_are_ref
             aotair.load(copy)
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=5,
-)
-
-
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_one_changed_value_anywhere_is_refused_or_harmless(common_folder: Path, data):
@@ -253,14 +247,8 @@ def test_one_changed_value_anywhere_is_refused_or_harmless(common_folder: Path, 
     whole = (built(common_folder, DEEP, STAGES) / "program.msgpack").read_bytes()
     body = msgpack.unpackb(msgpack.unpackb(whole)[3])
     within, number = data.draw(st.booleans()), data.draw(st.integers(0, 2))
-    at = inner = msgpack.unpackb(body[3][number][3]) if within else body
-    while True:
-        index = data.draw(st.integers(0, len(at) - 1))
-        if isinstance(at[index], list) and at[index] and data.draw(st.integers(0, 9)):
-            at = at[index]
-            continue
-        at[index] = data.draw(plain)
-        break
+    inner = msgpack.unpackb(body[3][number][3]) if within else body
+    spoil(data, inner, plain(leaves=5))
     if within:
         body[3][number][3] = msgpack.packb(inner)
     packed = msgpack.packb(body)

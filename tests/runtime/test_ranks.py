@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from cases import RECIPES, SHARED_DECODE
 from models import Deep, Shared
-from rank_processes import said, stale_copy, started
+from rank_processes import checkpoints, reloaded, said, started
 from rank_scenarios import decode_inputs, ids
 
 import aotair
@@ -74,15 +73,8 @@ def test_lists_of_the_host_go_with_a_call_to_the_other_ranks(tmp_path: Path):
 def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: Path):
     torch.manual_seed(9)
     model = Shared()
-    other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
-    safetensors.torch.save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, other)
-    broken.write_bytes(other.read_bytes()[:-100])
-    stale = stale_copy(other)
-    first, second = said(started(2, "reloads", tmp_path, shared, other, broken, stale), tmp_path)
-    want = model(ids(2, 4))
-    for one in (first, second):
-        torch.testing.assert_close(torch.tensor(one["after"]), want, atol=1e-5, rtol=1e-5)
-        assert one["kept"] == one["after"] != one["before"] and one["stayed"] and one["captures"] == 2
+    first, second = said(started(2, "reloads", tmp_path, shared, *checkpoints(model, tmp_path)), tmp_path)
+    reloaded((first, second), model(ids(2, 4)))
     assert second["failed"].startswith("WeightsError")
     assert first["failed"].startswith("RankError") and "rank 1 failed: reading the weights" in first["failed"]
     for one in (first, second):
@@ -102,11 +94,8 @@ def test_stages_answer_as_the_whole_model_and_take_its_checkpoint(tmp_path: Path
     path = aotair.build(RECIPES["deep"], tmp_path / "deep.aotair")
     torch.manual_seed(9)
     second = Deep()
-    other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
-    safetensors.torch.save_file(dict(second.state_dict()), other)
-    broken.write_bytes(other.read_bytes()[:-100])
     first = load_model(job_of(parse_recipe(RECIPES["deep"] | {"mesh": {}, "parallel": "auto"})))
-    for one in said(started(2, "reloads", tmp_path, path, other, broken, stale_copy(other)), tmp_path):
+    for one in said(started(2, "reloads", tmp_path, path, *checkpoints(second, tmp_path)), tmp_path):
         torch.testing.assert_close(torch.tensor(one["before"]), first(ids(2, 4)), atol=1e-5, rtol=1e-5)
         for layer in (*first.layers, *second.layers):
             layer.seen.zero_()

@@ -1,25 +1,24 @@
 """An LSTM as steps: the numbers of torch's own, and torch's own where the library takes none."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_steps import needs_kernels, whatever_pays
+from small_steps import run as run_steps
 
 from aotair_runtime.steps import library, table
 from aotair_runtime.steps.join import Joined, Named
 from aotair_runtime.steps.written import Steps
 
-pytestmark = pytest.mark.skipif(find_spec("aotair_kernels") is None, reason="aotair-kernels is not installed")
+pytestmark = needs_kernels
 
 LSTM = torch.ops.aten.lstm.input
 
 
 @pytest.fixture(autouse=True, scope="module")
-def whatever_pays():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "is_wide", lambda: True)
+def kernels():
+    with whatever_pays():
         yield
 
 
@@ -42,13 +41,7 @@ def places(args: list) -> list[torch.Tensor]:
 
 
 def run(args: list, targets: list[torch.Tensor | None]) -> None:
-    made = table.steps(LSTM, args, {}, targets)
-    assert made is not None, "no steps"
-    Joined([(Named(_refused, "here"), made)], library.run())()
-
-
-def _refused() -> None:
-    raise LookupError("the step was not made")
+    run_steps(LSTM, *args, targets=targets)
 
 
 def near(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -1,58 +1,26 @@
 """Small ops as steps: the numbers of torch's ops, and torch's calls where the library takes none."""
 
-import dataclasses
-import itertools
 import math
-from collections.abc import Sequence
-from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_steps import BF16, F16, F32, needs_kernels, numbers, run, same, whatever_pays
 
-from aotair_runtime.devices import onednn_product
-from aotair_runtime.devices.onednn_library import Blocks
-from aotair_runtime.devices.onednn_product import LibraryWeight
-from aotair_runtime.steps import attention, library, products, table
+from aotair_runtime.steps import library, table
 from aotair_runtime.steps.join import Joined, Named
 from aotair_runtime.steps.written import Lies, Steps, written
 
-pytestmark = pytest.mark.skipif(find_spec("aotair_kernels") is None, reason="aotair-kernels is not installed")
+pytestmark = needs_kernels
 
 aten, air = torch.ops.aten, torch.ops.air
-pays = attention._pays
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-SPECIAL = (0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, 88.7, -103.0, 0.49, -0.51, 1e4)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def whatever_pays():
-    """Kernels are right where torch's are faster, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "is_wide", lambda: True)
-        patch.setattr(attention, "_pays", lambda *_: True)
+def kernels():
+    with whatever_pays():
         yield
-
-
-def run(op: torch._ops.OpOverload, *args: object, targets: Sequence[torch.Tensor] | None = None, **kwargs: object):
-    """Make the call as steps, and nothing else."""
-    made = table.steps(op, args, kwargs, targets)
-    assert made is not None, "no small op"
-    Joined([(Named(_refused, "here"), made)], library.run())()
-
-
-def _refused() -> None:
-    raise LookupError("the step was not made")
-
-
-def numbers(shape: Sequence[int], kind: torch.dtype, seed: int, *, special: bool = True) -> torch.Tensor:
-    made = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)) * 2
-    flat = made.view(-1)
-    if special:
-        for place, value in zip(range(seed % 3, len(flat), 7), itertools.cycle(SPECIAL)):
-            flat[place] = value
-    return made.to(kind)
 
 
 def laid(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -74,15 +42,6 @@ WHOLE = [torch.int64, torch.int32]
 EXACT_OF_ONE = ["neg", "abs", "reciprocal", "square", "relu"]
 OTHERS_OF_ONE = {"sqrt": 2e-7, "rsqrt": 3e-7, "exp": 1e-6, "tanh": 2e-6, "sigmoid": 1e-6, "silu": 2e-6, "gelu": 1e-5}
 OF_TWO = ["add", "sub", "mul", "div", "maximum", "minimum"]
-
-
-def same(got: torch.Tensor, want: torch.Tensor, away: float = 0.0) -> None:
-    """Equal where `away` is 0, else near; in halves at most a rounding more."""
-    if away == 0.0:
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
-    else:
-        step = torch.finfo(got.dtype).eps if got.dtype != F32 else 0.0
-        torch.testing.assert_close(got, want, rtol=away + step, atol=away, equal_nan=True)
 
 
 @given(st.sampled_from(EXACT_OF_ONE), SHAPES, FLOATS, LAYOUTS, LAYOUTS, st.integers(0, 99))
@@ -281,252 +240,6 @@ def test_the_scale_of_a_row_that_is_not_finite_is_nan(value: float):
     tokens, scale = torch.zeros(2, 40, dtype=torch.int8), torch.zeros(2, 1)
     run(air.dynamic_quant.out, x, tokens=tokens, scale=scale)
     assert scale[1].isnan() and scale[0] == air.dynamic_quant(x)[1][0]
-
-
-@given(
-    st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(1, 40) | st.just(130),
-    st.integers(1, 90) | st.just(200), st.sampled_from([1, 8, 33, 64]), FLOATS,
-    st.sampled_from(["none", "bool", "floats", "dead"]), st.integers(0, 50),
-)  # fmt: skip
-@settings(max_examples=150, deadline=None)
-def test_attention(batch, groups, share, rows, tokens, width, kind, mask, seed):
-    heads = groups * share
-    query, key, value = (
-        numbers((batch, length, many, width), kind, seed + at, special=False).transpose(1, 2)
-        for at, (length, many) in enumerate([(rows, heads), (tokens, groups), (tokens, groups)])
-    )
-    said = None
-    if mask == "bool" or mask == "dead":
-        said = torch.rand(batch, 1, rows, tokens) < (0.6 if mask == "bool" else 0.2)
-    elif mask == "floats":
-        said = torch.randn(rows, tokens).to(kind)
-    out = torch.zeros(batch, rows, heads, width, dtype=kind).transpose(1, 2)
-    options = {"attn_mask": said, "scale": 0.2, "enable_gqa": share > 1}
-    run(aten.scaled_dot_product_attention.default, query, key, value, targets=[out], **options)
-    wide = [one.double() for one in (query, key, value)]
-    other = said if said is None or said.dtype == torch.bool else said.double()
-    scores = wide[0] @ wide[1].repeat_interleave(share, 1).transpose(2, 3) * 0.2
-    if other is not None:
-        scores = scores.masked_fill(~other, -math.inf) if other.dtype == torch.bool else scores + other
-    want = scores.softmax(-1).nan_to_num(0.0) @ wide[2].repeat_interleave(share, 1)  # a row that sees nothing is 0
-    same(out, want.to(kind), 1e-4)
-
-
-@pytest.mark.parametrize("rows", [2, 7, 70])
-@pytest.mark.parametrize("kind", [F32, BF16])
-def test_what_no_query_sees_may_be_anything_and_a_query_that_is_none_spoils_its_own_row(rows: int, kind):
-    query, key, value = (torch.randn(1, 2, length, 33).to(kind) for length in (rows, 100, 100))
-    seen = torch.rand(rows, 100) < 0.7
-    seen[:, [3, 50, 99]], seen[1] = False, False
-    want = torch.nn.functional.scaled_dot_product_attention(query.double(), key.double(), value.double(), seen)
-    key[:, :, [3, 50, 99]], value[:, :, [3, 50, 99]] = math.nan, math.inf
-    query[:, :, 0, 5] = math.nan
-    out = torch.zeros_like(query)
-    run(aten.scaled_dot_product_attention.default, query, key, value, targets=[out], attn_mask=seen)
-    assert out[:, :, 0].isnan().all() and not out[:, :, 1].any()
-    same(out[:, :, 2:], want[:, :, 2:].to(kind), 1e-4)
-
-
-@given(
-    st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 3, 16]), st.sampled_from([4, 16, 100]), st.integers(1, 3),
-    st.sampled_from([8, 64]), FLOATS, st.integers(0, 50),
-)  # fmt: skip
-@settings(max_examples=100, deadline=None)
-def test_attention_over_a_cache(batch, groups, share, block, columns, width, kind, seed):
-    blocks, heads = batch * columns + 2, groups * share
-    draw = torch.Generator().manual_seed(seed)
-    query = numbers((batch, heads, 1, width), kind, seed, special=False)
-    keys, values = (numbers((blocks * block, groups * width), kind, seed + n, special=False) for n in (1, 2))
-    places = torch.randperm(blocks, generator=draw)[: batch * columns].view(batch, columns)
-    lengths = torch.randint(1, columns * block + 1, (batch,), generator=draw)
-    mask = torch.arange(columns * block) < lengths.view(-1, 1, 1, 1)
-    mask &= (torch.rand(batch, 1, 1, columns * block, generator=draw) < 0.8) | (torch.arange(columns * block) == 0)
-    given = (query, keys, values, places, mask, lengths, 0.3)
-    want = air.paged_attention(
-        *(one.double() if torch.is_tensor(one) and one.is_floating_point() else one for one in given)
-    )
-    unseen = torch.ones(blocks, block, dtype=torch.bool)
-    for item in range(batch):  # what lies beyond a sequence may be anything
-        unseen[places[item]] &= ~mask[item, 0, 0].view(columns, block)
-    keys[unseen.view(-1)], values[unseen.view(-1)] = math.nan, math.inf
-    out = torch.zeros_like(query)
-    run(air.paged_attention.out, *given, out=out)
-    same(out, want.to(kind), 1e-4)
-
-
-@pytest.mark.parametrize("wrong", [-1, 4, 1 << 40])
-def test_a_block_that_is_not_there_is_the_ops_error(wrong: int):
-    query, rows, out = torch.randn(2, 2, 1, 8), torch.randn(16, 8), torch.zeros(2, 2, 1, 8)
-    places, mask = torch.tensor([[0, 1], [2, wrong]]), torch.ones(2, 1, 1, 8, dtype=torch.bool)
-    given = (query, rows, rows.clone(), places, mask, torch.tensor([8, 8]), 1.0)
-    made = table.steps(air.paged_attention.out, given, {"out": out})
-    call = Joined([(Named(lambda: air.paged_attention.out(*given, out=out), "attention"), made)], library.run())
-    with pytest.raises(LookupError, match="was not made"):
-        run(air.paged_attention.out, *given, out=out)
-    assert not out.any()
-    with pytest.raises(IndexError, match="block"):
-        call()
-    assert call.failing == "attention"
-    places[1, 1] = 3
-    call()
-    same(out, air.paged_attention(*given), 1e-5)
-
-
-@given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 140) | st.just(1536), FLOATS, st.integers(0, 50))
-@settings(max_examples=120, deadline=None)
-def test_products_of_few_rows_with_a_weight_of_int8(rows, n, width, kind, seed):
-    x = numbers((rows, width), kind, seed, special=False)
-    draw = torch.Generator().manual_seed(seed)
-    weight = torch.randint(-128, 128, (n, width), generator=draw).to(torch.int8)
-    scale = (torch.rand(n, generator=draw) / 127).to(kind)
-    out = torch.zeros(rows, n, dtype=kind)
-    run(air.linear_int8.out, x, weight, scale, out=out)
-    want = (x.double() @ weight.double().t()) * scale.double()
-    parts = (x.double().abs() @ weight.double().abs().t()) * scale.double()
-    assert ((out.double() - want).abs() <= torch.finfo(kind).eps * want.abs() + 1e-6 * parts + 1e-7).all()
-    many = torch.zeros(17, width, dtype=kind)
-    assert table.steps(air.linear_int8.out, (many, weight, scale), {"out": torch.zeros(17, n, dtype=kind)}) is None
-    wrong = {"out": torch.zeros(rows, n + 1, dtype=kind)}
-    assert table.steps(air.linear_int8.out, (x, weight, scale), wrong) is None
-
-
-# ---- products with weights in oneDNN's blocks ------------------------------------------------------------------------
-
-BLOCKED = [kind for kind in (F32, BF16) if onednn_product.has_kernels(kind)]
-needs_blocks = pytest.mark.skipif(not BLOCKED, reason="no library of oneDNN with fast kernels for this processor")
-
-
-def blocked(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Steps | None:
-    """The product as steps, with its result in `blocked.out`."""
-    packed = LibraryWeight(weight)
-    out = torch.full((len(x), len(weight)), 7.0, dtype=x.dtype)
-    op, args = (aten.mm.out, (x, weight.t())) if bias is None else (aten.addmm.out, (bias, x, weight.t()))
-    made = products.linear_blocks(packed, op, args, {"out": out}, None)
-    return None if made is None else dataclasses.replace(made, kept=(packed._packed, out))
-
-
-def multiplied(made: Steps | None) -> torch.Tensor:
-    assert made is not None, "no small op"
-    Joined([(Named(_refused, "here"), made)], library.run())()
-    return made.kept[1]
-
-
-@needs_blocks
-@given(
-    st.integers(1, 8), st.integers(1, 200) | st.just(1000), st.integers(1, 150) | st.sampled_from([576, 1537]),
-    st.booleans(), st.sampled_from(BLOCKED or [F32]), st.integers(0, 50),
-)  # fmt: skip
-@settings(max_examples=150, deadline=None)
-def test_products_of_few_rows_with_a_weight_in_blocks(rows, n, width, has_bias, kind, seed):
-    x, weight = numbers((rows, width), kind, seed, special=False), numbers((n, width), kind, seed + 1, special=False)
-    bias = numbers((n,), kind, seed + 2, special=False) if has_bias else None
-    taken = onednn_product.takes((n, width), kind)
-    made = blocked(x, weight, bias) if taken else None
-    assert (made is None) is (not taken or rows > (8 if kind == F32 else 4) or (kind == BF16 and width % 2 == 1))
-    if made is None:
-        return
-    added = 0.0 if bias is None else bias.double()
-    want, parts = x.double() @ weight.double().t() + added, x.double().abs() @ weight.double().abs().t()
-    got = multiplied(made).double()
-    assert ((got - want).abs() <= torch.finfo(kind).eps * want.abs() + 2e-6 * parts + 1e-7).all()
-
-
-@needs_blocks
-@pytest.mark.parametrize("kind", BLOCKED)
-@pytest.mark.parametrize("place", [0, 63, 64, 191])
-def test_what_is_no_number_spoils_its_own_row_and_column(place: int, kind: torch.dtype):
-    x, weight = torch.randn(3, 192).to(kind), torch.randn(192, 192).to(kind)
-    x[1, place], weight[place, 191 - place] = math.nan, math.inf
-    got = multiplied(blocked(x, weight))
-    same(got, (x.double() @ weight.double().t()).to(kind), 1e-2 if kind == BF16 else 1e-4)
-    assert got[1].isnan().all() and got[0].isfinite().sum() == 191
-
-
-@needs_blocks
-@pytest.mark.parametrize("kind", BLOCKED)
-def test_a_row_has_the_same_bits_whatever_rows_and_threads_there_are(kind: torch.dtype):
-    before, x, weight = torch.get_num_threads(), torch.randn(4, 576).to(kind), torch.randn(200, 576).to(kind)
-    whole = multiplied(blocked(x, weight))
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            for row in range(4):
-                assert torch.equal(multiplied(blocked(x[row : row + 1], weight))[0], whole[row])
-            assert torch.equal(multiplied(blocked(x[:3], weight)), whole[:3])
-    finally:
-        torch.set_num_threads(before)
-
-
-@needs_blocks
-def test_products_with_blocks_that_are_not_taken(monkeypatch):
-    packed, x, weight = LibraryWeight(torch.randn(64, 128)), torch.randn(2, 128), torch.randn(64, 128)
-    given, out = (aten.mm.out, (x, weight.t())), torch.empty(2, 64)
-    linear = (aten.linear.default, (x, weight), {})
-    assert products.linear_blocks(packed, *linear, [out]) is not None
-    assert products.linear_blocks(packed, *linear, [None]) is None, "nobody has the result"
-    assert products.linear_blocks(packed, *linear, [out, out]) is None
-    assert products.linear_blocks(packed, *linear, [torch.empty(3, 64)]) is None
-    assert products.linear_blocks(packed, *given, {"out": x[:, :64]}, None) is None, "written over what is read"
-    wide = torch.randn(8, 20000)
-    assert blocked(wide, torch.randn(64, 20000)) is None, "more numbers than a thread holds"
-    monkeypatch.setattr(packed, "block_bytes", 0)
-    assert products.linear_blocks(packed, *given, {"out": out}, None) is None, "it lies otherwise"
-    monkeypatch.undo()
-    monkeypatch.setattr(library, "is_wide", lambda: False)
-    assert products.linear_blocks(packed, *given, {"out": out}, None) is None
-
-
-@pytest.mark.parametrize(
-    ("blocks", "width", "kind", "nbytes"),
-    [
-        (Blocks((1024, 9216), (16, 64), (0, 1)), 140, F32, 144 * 64 * 4),
-        (Blocks((2048, 10240), (16, 64, 2), (0, 1, 0)), 140, BF16, 160 * 64 * 2),
-        (Blocks((1024, 9216), (16, 64), (0, 1)), 150, F32, 0),  # more than a block holds
-        (Blocks((1024, 8192), (16, 64), (0, 1)), 140, F32, 0),  # with something between
-        (Blocks((1024, 9216), (16, 64), (1, 0)), 140, F32, 0),  # the other way
-        (Blocks((768, 9216), (16, 48), (0, 1)), 140, F32, 0),  # narrower
-        (Blocks((2048, 10240), (16, 64, 2), (0, 1, 0)), 140, F32, 0),  # in pairs
-        (Blocks((1024, 9216), (16, 64), (0, 1)), 140, BF16, 0),  # not in pairs
-        (Blocks((4096, 10240), (16, 64, 4), (0, 1, 0)), 140, BF16, 0),  # in fours
-        (Blocks((1, 140), (), ()), 140, F32, 0),  # in rows
-    ],
-)
-def test_which_blocks_are_read(blocks: Blocks, width: int, kind: torch.dtype, nbytes: int):
-    assert onednn_product._block_bytes(blocks, width, kind) == nbytes
-
-
-@pytest.mark.parametrize("rows", [1, 4, 8])
-def test_a_value_that_is_none_counts_where_it_may_be_seen_however_little(rows: int):
-    query, key, value = torch.zeros(1, 2, rows, 16), torch.zeros(1, 2, 66, 16), torch.randn(1, 2, 66, 16)
-    query[..., 0], key[..., 0], key[:, :, 7, 0] = 40.0, 10.0, -10.0  # its power is 0
-    value[:, :, 7] = math.nan
-    out = torch.zeros_like(query)
-    run(aten.scaled_dot_product_attention.default, query, key, value, targets=[out])
-    assert out.isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("rows", "keys", "halves", "wide", "taken"),
-    [
-        (6, 8192, False, True, True),
-        (6, 8193, False, True, False),
-        (6, 6, False, False, False),
-        (5, 25, False, False, True),
-        (5, 26, False, True, False),
-        (1, 1023, False, False, True),
-        (1, 1024, False, True, False),
-        (4, 1024, True, False, True),
-    ],
-)
-def test_attention_that_torch_makes_faster_is_torchs(rows, keys, halves, wide, taken, monkeypatch):
-    monkeypatch.setattr(library, "is_wide", lambda: wide)
-    assert pays(rows, keys, halves) is taken
-
-
-def test_products_with_int8_are_torchs_where_registers_are_narrow(monkeypatch):
-    monkeypatch.setattr(library, "is_wide", lambda: False)
-    given = torch.ones(1, 32), torch.ones(4, 32, dtype=torch.int8), torch.ones(4)
-    assert table.steps(air.linear_int8.out, given, {"out": torch.zeros(1, 4)}) is None
 
 
 @pytest.mark.parametrize("op", [-1, 20, 31, 97, 127])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError, RankError
-from ..format.mesh import mesh_text, meshes_text, ranks_of
+from ..format.mesh import mesh_text, meshes_text, ranks_of, sizes_of
 from ..format.schema import Axis
 
 Mesh = tuple[Axis, ...]
@@ -36,13 +36,12 @@ class Asked:
                 "load(mesh={AXIS: RANKS}), --mesh AXIS=RANKS",
             )
         if len(fitting) > 1:
-            first = {axis.name: axis.size for axis in meshes[fitting[0]]}
             raise RankError(
                 f"the artifact has several programs for {asked}",
                 where=where,
                 expected=f"a word which: {meshes_text(meshes[number] for number in fitting)}",
                 got=asked,
-                fix=f"name the mesh: load(mesh={first}), or --mesh on the command line",
+                fix=f"name the mesh: load(mesh={sizes_of(meshes[fitting[0]])}), or --mesh on the command line",
             )
         return fitting[0]
 

@@ -304,6 +304,7 @@ def _steps(
     kwargs: Mapping[str, object],
     targets: Sequence[torch.Tensor | None] | None,
 ) -> Steps | None:
+    """What a call does as steps, which read a weight in oneDNN's blocks as it lies there; None where it is no such."""
     if isinstance(packed, LibraryWeight):
         return products.linear_blocks(packed, op, args, kwargs, targets)
     return table.steps(op, args, kwargs, targets)

@@ -115,7 +115,7 @@ def _recurrent(gates: int, call: Call) -> bool:
         return False
     rows, biased = x[0 if call.given.get("batch_first") is True else 1], call.given.get("has_biases") is True
     sizes = [call.layouts(n).shape for n in tensor_numbers(states)]
-    if any(len(size) != 3 or size[:2] != (layers * ways, rows) for size in sizes) or not sizes:
+    if not sizes or any(len(size) != 3 or size[:2] != (layers * ways, rows) for size in sizes):
         return False
     made, hidden = sizes[0][-1], sizes[-1][-1]  # which differ where h is a projection
     rows_of, projected = gates * hidden, [(made, hidden)] if made != hidden else []

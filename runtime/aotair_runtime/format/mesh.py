@@ -68,6 +68,16 @@ def mesh_text(mesh: Sequence[Axis]) -> str:
     return ", ".join(f"{axis.name}={axis.size}" for axis in mesh) or "1 rank"
 
 
+def mesh_name(mesh: Sequence[Axis]) -> str:
+    """The same as the name of a folder."""
+    return mesh_text(mesh).replace(" ", "_")
+
+
+def sizes_of(mesh: Sequence[Axis]) -> dict[str, int]:
+    """The numbers of ranks by axis, as recipes and `load(mesh=…)` have them."""
+    return {axis.name: axis.size for axis in mesh}
+
+
 def meshes_text(meshes: Iterable[Sequence[Axis]]) -> str:
     """Several of them: `1 rank; tp=2; tp=4`."""
     return "; ".join(map(mesh_text, meshes))

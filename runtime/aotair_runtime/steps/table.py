@@ -38,6 +38,11 @@ _OUTS: Mapping[str, tuple[Callable[[Sequence[Any], Mapping[str, Any]], Steps | N
     "air::paged_attention": (attention.paged_attention, (0, 1, 2, 3, 4, 5)),
 }
 
+# With several results, each of which has a place or none.
+_OF_SEVERAL: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any], Sequence[Tensor | None]], Steps | None]] = {
+    "aten::lstm": recurrent.lstm,
+}
+
 
 def steps(
     op: torch._ops.OpOverload,
@@ -48,8 +53,8 @@ def steps(
     """What a call with all of its arguments does, as steps; None where it is no such. `targets`: where its results are
     copied to, which the op does not write by itself."""
     name = op._schema.name
-    if name == "aten::lstm":
-        return None if targets is None else recurrent.lstm(args, kwargs, targets)
+    if name in _OF_SEVERAL:
+        return None if targets is None else _OF_SEVERAL[name](args, kwargs, targets)
     if name in _OUTS:
         write, places = _OUTS[name]
         fits = targets is None and kwargs.keys() & _OUT_NAMES and _are_tensors(args, places)
