@@ -25,6 +25,7 @@ static inline int64_t rows_of(const struct step *step)
 
 static inline int64_t tiles_of(const struct step *step) { return (step->size[step->dims - 1] + TILE - 1) / TILE; }
 
+#define PAIRS 0 /* whether products of two numbers of bfloat16 at a time are there */
 #define LEVEL 0
 #define NAME(x) x##_plain
 #include "level.h"
@@ -49,6 +50,17 @@ static inline int64_t tiles_of(const struct step *step) { return (step->size[ste
 #undef NAME
 #undef LEVEL
 #pragma GCC pop_options
+#undef PAIRS
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+#define LEVEL 512
+#define PAIRS 1
+#define NAME(x) x##_avx512_bf16
+#include "level.h"
+#undef NAME
+#undef LEVEL
+#pragma GCC pop_options
 #endif
 
 static int64_t (*chosen)(const struct step *, int64_t, int) = run_plain;
@@ -64,6 +76,8 @@ __attribute__((constructor)) static void choose(void)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         chosen = run_avx512, level = "AVX-512";
+    if (chosen == run_avx512 && __builtin_cpu_supports("avx512bf16"))
+        chosen = run_avx512_bf16, level = "AVX-512, bfloat16";
 #endif
 }
 

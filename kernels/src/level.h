@@ -4,6 +4,11 @@
 #include "pointwise.h"
 #include "rows.h"
 #include "chosen.h"
+#include "queries.h"
+#include "by_floats.h"
+#if PAIRS
+#include "by_pairs.h"
+#endif
 #include "attention.h"
 #include "products.h"
 #include "recurrent.h"

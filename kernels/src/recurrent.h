@@ -16,27 +16,19 @@ static inline int64_t NAME(hidden_of)(const struct NAME(layer) * layer, int64_t 
     return rest < 16 ? rest : 16;
 }
 
-/* The rows of the unit's gates as a block. */
+/* The rows of the unit's gates as a block, zeros behind the last. */
 static void NAME(block_of)(const struct NAME(layer) * layer, int64_t unit, const struct operand *weight, int64_t width,
                            float *into)
 {
     const int64_t count = NAME(hidden_of)(layer, unit), start = unit % layer->groups * 16;
-    const float *rows = (const float *)weight->data;
-    for (int64_t gate = 0; gate < 4; gate++)
-        for (int64_t k = 0; k < width; k += 16) {
-            const int64_t deep = width - k < 16 ? width - k : 16;
-            const float *from = rows + (gate * layer->hidden + start) * weight->stride[0] + k;
-            float *to = into + k * BLOCK + gate * 16;
-#if LEVEL == 512
-            if (count == 16 && deep == 16) {
-                NAME(turn_square)(from, weight->stride[0], to, BLOCK);
-                continue;
-            }
-#endif
-            for (int64_t i = 0; i < deep; i++)
-                for (int64_t row = 0; row < 16; row++)
-                    to[i * BLOCK + row] = row < count ? from[row * weight->stride[0] + i] : 0;
-        }
+    for (int64_t gate = 0; gate < 4; gate++) {
+        const float *rows = (const float *)weight->data + (gate * layer->hidden + start) * weight->stride[0];
+        const char *row[16];
+        for (int64_t one = 0; one < 16; one++) row[one] = (const char *)(rows + (one < count ? one : 0) * weight->stride[0]);
+        NAME(turn_rows)(row, width, into + gate * 16, BLOCK);
+        for (int64_t k = 0; k < width && count < 16; k++)
+            __builtin_memset(into + k * BLOCK + gate * 16 + count, 0, (16 - count) * sizeof(float));
+    }
 }
 
 /* The gates of a unit at all times, as far as the input makes them. */

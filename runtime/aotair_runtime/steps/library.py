@@ -31,7 +31,7 @@ def level() -> str:
 
 def is_wide() -> bool:
     """Whether the library has registers of sixteen numbers here: its products are slower than torch's with others."""
-    return level() == "AVX-512"
+    return level().startswith("AVX-512")
 
 
 def why_none() -> str:
