@@ -8,7 +8,7 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
     float score[TOGETHER][AT_A_TIME], bias[AT_A_TIME];
     NAME(whole_lanes) seen[4] = {{0}};
     int is_nothing = 0; /* what is added, and all is seen */
-    if (held->count < MANY)
+    if (!held->many)
         NAME(scores_of_few)(held, keys, key, key_stride, tokens, score);
 #if PAIRS
     else if (held->pairs)
@@ -17,7 +17,7 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
     else
         NAME(scores_of_many)(held, keys, key, key_stride, tokens, score);
     for (int64_t one = 0; one < held->count; one++) {
-        if (!one || (mask->data && mask->query)) {
+        if ((!one || (mask->data && mask->query)) && !(is_nothing = NAME(hides_nothing)(mask, one, tokens))) {
             NAME(biases)(mask, one, tokens, bias);
             is_nothing = NAME(are_zero)(bias);
         }
@@ -25,9 +25,9 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
             __builtin_memset(seen, 255, sizeof seen);
         else
             NAME(add_biases)(score[one], bias, seen);
-        NAME(powers_of)(held, one, score[one]);
     }
-    if (held->count < MANY)
+    NAME(powers_of_all)(held, score);
+    if (!held->many)
         NAME(add_values_of_few)(held, values, value, value_stride, tokens, score, seen);
 #if PAIRS
     else if (held->pairs)
@@ -49,7 +49,7 @@ static void NAME(attention)(const struct step *step, int64_t from, int64_t until
         int64_t group = head / step->whole[0];
         struct NAME(held) held;
         struct NAME(mask) seen = {0};
-        NAME(begin)(&held, rows - first < TOGETHER ? rows - first : TOGETHER, step->size[3], step->size[4],
+        NAME(begin)(&held, rows - first < TOGETHER ? rows - first : TOGETHER, rows, step->size[3], step->size[4],
                     (float)step->number, query);
         for (int64_t one = 0; one < held.count; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + head * query->stride[1] +
@@ -88,7 +88,7 @@ static void NAME(paged_attention)(const struct step *step, int64_t from, int64_t
     for (int64_t unit = from; unit < until; unit++) {
         int64_t item = unit / groups, group = unit % groups, length = NAME(length)(step, item), some;
         struct NAME(held) held;
-        NAME(begin)(&held, share, step->size[3], wide, (float)step->number, query);
+        NAME(begin)(&held, share, share, step->size[3], wide, (float)step->number, query);
         for (int64_t one = 0; one < share; one++)
             NAME(asked)(&held, one, query, item * query->stride[0] + (group * share + one) * query->stride[1]);
         for (int64_t begin = 0; begin < length; begin += some) {

@@ -111,8 +111,14 @@ static inline void NAME(lay_pairs)(const struct NAME(held) * held, const struct 
             of[one] = its < tokens && seen[its / 16][its % 16] ? (const uint16_t *)values->data + value + its * stride
                                                                : none;
         const uint16_t *first = of[0], *second = of[1];
-        for (int64_t i = 0; i < held->wide; i++) rows[i] = first[i] | (uint32_t)second[i] << 16;
-        for (int64_t i = held->wide; i < held->pitch; i++) rows[i] = 0;
+        int64_t i = 0;
+        for (; i + 16 <= held->wide; i += 16) {
+            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(first + i)));
+            __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(second + i)));
+            _mm512_storeu_si512(rows + i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
+        for (; i < held->wide; i++) rows[i] = first[i] | (uint32_t)second[i] << 16;
+        for (; i < held->pitch; i++) rows[i] = 0;
     }
 }
 

@@ -12,7 +12,7 @@ struct NAME(held) {
     float query[TOGETHER * WIDTH], made[TOGETHER * WIDTH], most[TOGETHER], sum[TOGETHER];
     int64_t count, width, wide, pitch;
     float scale;
-    int pairs;
+    int many, pairs;
 };
 
 /* What is added to the scores of a query: for `type` BOOL 0 or minus infinity. No memory: nothing is added. */
@@ -21,14 +21,16 @@ struct NAME(mask) {
     int64_t type, start, query, token;
 };
 
-/* `query` and two more operands: keys and values. */
-static inline void NAME(begin)(struct NAME(held) * held, int64_t count, int64_t width, int64_t wide, float scale,
-                               const struct operand *query)
+/* `count` of `all` queries. `query` and two more operands: keys and values. */
+static inline void NAME(begin)(struct NAME(held) * held, int64_t count, int64_t all, int64_t width, int64_t wide,
+                               float scale, const struct operand *query)
 {
     held->count = count, held->width = width, held->wide = wide, held->scale = scale;
     held->pitch = (wide + BESIDE - 1) / BESIDE * BESIDE;
-    held->pairs = PAIRS && count >= MANY && width % 2 == 0;
+    held->many = all >= MANY;
+    held->pairs = PAIRS && held->many && width % 2 == 0;
     for (int one = 0; one < 3; one++) held->pairs &= query[one].type == BF16;
+    for (int one = 0; one < TOGETHER; one++) held->most[one] = -__builtin_inff();
 }
 
 static inline void NAME(asked)(struct NAME(held) * held, int64_t one, const struct operand *query, int64_t place)
@@ -41,8 +43,18 @@ static inline void NAME(asked)(struct NAME(held) * held, int64_t one, const stru
         for (int64_t i = 0; i < held->width; i++) mine[i] = found[i] * held->scale;
     }
     for (int64_t i = 0; i < held->pitch; i++) made[i] = 0;
-    held->most[one] = -__builtin_inff();
     held->sum[one] = 0;
+}
+
+/* Whether a query sees all tokens of a whole part, as far as that is fast to see. */
+static inline int NAME(hides_nothing)(const struct NAME(mask) * mask, int64_t query, int64_t tokens)
+{
+    if (tokens < AT_A_TIME || (mask->data && (mask->type != BOOL || mask->token != 1)))
+        return 0;
+    const uint8_t *seen = (const uint8_t *)mask->data + mask->start + query * mask->query;
+    int hidden = 0;
+    for (int i = 0; mask->data && i < AT_A_TIME; i++) hidden |= seen[i] == 0;
+    return !hidden;
 }
 
 /* What is added to the scores of tokens: minus infinity beyond the last. */
@@ -85,31 +97,52 @@ static inline void NAME(add_biases)(float score[AT_A_TIME], const float bias[AT_
     }
 }
 
-/* What a query has so far is brought to its new greatest score; scores become powers. */
-static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float score[AT_A_TIME])
+/* The greatest of the scores of a query that are numbers, and of what it was. */
+static inline float NAME(most_of)(float so_far, const float score[AT_A_TIME])
 {
-    NAME(lanes) *scores = (NAME(lanes) *)score, all = scores[0], sums = {0};
-    const float least = -__builtin_inff();
+    const NAME(lanes) *scores = (const NAME(lanes) *)score, least = (NAME(lanes)){0} - __builtin_inff();
+    NAME(lanes) all = scores[0];
     for (int part = 1; part < 4; part++) all = NAME(greater)(scores[part], all);
-    float own = NAME(greatest)(NAME(blended)(all == all, all, least - (NAME(lanes)){0})), most = held->most[one];
-    most = own > most ? own : most;
-    if (most == least) { /* nothing is seen so far, unless it is no number */
+    float own = NAME(greatest)(NAME(blended)(all == all, all, least));
+    return own > so_far ? own : so_far;
+}
+
+/* Scores of a query become powers, after what it has so far was brought to its new greatest score by a factor. */
+static inline void NAME(powers_of)(struct NAME(held) * held, int64_t one, float factor, float score[AT_A_TIME])
+{
+    NAME(lanes) *scores = (NAME(lanes) *)score, sums = {0};
+    float most = held->most[one];
+    if (most == -__builtin_inff()) { /* nothing is seen so far, unless it is no number */
         int is_nan = 0;
         for (int i = 0; i < AT_A_TIME; i++) is_nan |= score[i] != score[i];
         if (!is_nan) {
             for (int i = 0; i < AT_A_TIME; i++) score[i] = 0;
             return;
         }
-        most = 0;
+        most = 0, factor = 1;
     }
-    for (int part = 0; part < 4; part++) sums += scores[part] = NAME(powers)(scores[part] - most);
-    if (held->most[one] != most) {
-        float before = NAME(exp)(held->most[one] - most), *made = held->made + one * held->pitch;
-        for (int64_t i = 0; i < held->pitch; i++) made[i] *= before;
-        held->most[one] = most;
-        held->sum[one] *= before;
+    for (int part = 0; part < 4; part++) {
+        const NAME(lanes) below = scores[part] - most;
+        sums += scores[part] = held->pairs ? NAME(rough_powers)(below) : NAME(powers)(below);
+    }
+    if (factor != 1.0f) {
+        NAME(lanes) *made = (NAME(lanes) *)(held->made + one * held->pitch);
+        for (int64_t part = 0; part < held->pitch / 16; part++) made[part] *= factor;
+        held->sum[one] *= factor;
     }
     held->sum[one] += NAME(total)(sums);
+}
+
+/* The same of all queries. */
+static inline void NAME(powers_of_all)(struct NAME(held) * held, float score[TOGETHER][AT_A_TIME])
+{
+    float factor[TOGETHER];
+    NAME(lanes) *factors = (NAME(lanes) *)factor, *most = (NAME(lanes) *)held->most;
+    const int64_t parts = (held->count + 15) / 16;
+    for (int64_t part = 0; part < parts; part++) factors[part] = most[part];
+    for (int64_t one = 0; one < held->count; one++) held->most[one] = NAME(most_of)(held->most[one], score[one]);
+    for (int64_t part = 0; part < parts; part++) factors[part] = NAME(powers)(factors[part] - most[part]);
+    for (int64_t one = 0; one < held->count; one++) NAME(powers_of)(held, one, factor[one], score[one]);
 }
 
 /* A query that sees nothing gives 0, as torch has it. */
