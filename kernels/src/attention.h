@@ -9,7 +9,7 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
     NAME(whole_lanes) seen[4] = {{0}};
     int is_nothing = 0; /* what is added, and all is seen */
     if (!held->many)
-        NAME(scores_of_few)(held, keys, key, key_stride, tokens, score);
+        NAME(scores_of_few)(held, keys, key, key_stride, values, value, value_stride, tokens, score);
 #if PAIRS
     else if (held->pairs)
         NAME(scores_of_pairs)(held, keys, key, key_stride, tokens, score);
@@ -28,7 +28,8 @@ static inline void NAME(attend)(struct NAME(held) * held, const struct operand *
     }
     NAME(powers_of_all)(held, score);
     if (!held->many)
-        NAME(add_values_of_few)(held, values, value, value_stride, tokens, score, seen);
+        NAME(add_values_of_few)(held, keys, key + tokens * key_stride, key_stride, values, value, value_stride, tokens,
+                                score, seen);
 #if PAIRS
     else if (held->pairs)
         NAME(add_pairs)(held, values, value, value_stride, tokens, score, seen);

@@ -1,11 +1,20 @@
 /* Queries meet keys, and values are added by the powers, as floats. */
 
-/* Scores of few queries: a sum for each. */
+/* Ask for a row before it is read. */
+static inline void NAME(ask_for)(const struct operand *from, int64_t place, int64_t width)
+{
+    const int64_t bytes = from->type == F32 ? 4 : 2;
+    for (int64_t i = 0; i < width * bytes; i += 64) __builtin_prefetch(from->data + place * bytes + i);
+}
+
+/* Scores of few queries: a sum for each. The values are asked for meanwhile. */
 static inline void NAME(scores_of_few)(const struct NAME(held) * held, const struct operand *keys, int64_t key,
-                                       int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
+                                       int64_t stride, const struct operand *values, int64_t value,
+                                       int64_t value_stride, int64_t tokens, float score[TOGETHER][AT_A_TIME])
 {
     float row[WIDTH];
     for (int64_t token = 0; token < tokens; token++) {
+        NAME(ask_for)(values, value + token * value_stride, held->wide);
         const float *found = NAME(load)(keys->data, keys->type, key + token * stride, 1, held->width, row);
         for (int64_t one = 0; one < held->count; one++) {
             const float *query = held->query + one * held->width;
@@ -126,13 +135,16 @@ static inline void NAME(scores_of_many)(const struct NAME(held) * held, const st
         NAME(scores_of_all)(held, turned, 1, score);
 }
 
-/* Add the values by their powers; a value that no query may see may be anything. */
-static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struct operand *values, int64_t value,
+/* Add the values by their powers; a value that no query may see may be anything. The keys behind these tokens' are asked
+   for meanwhile. */
+static inline void NAME(add_values_of_few)(struct NAME(held) * held, const struct operand *keys, int64_t next,
+                                           int64_t key_stride, const struct operand *values, int64_t value,
                                            int64_t stride, int64_t tokens, float score[TOGETHER][AT_A_TIME],
                                            const NAME(whole_lanes) seen[4])
 {
     float row[WIDTH];
     for (int64_t token = 0; token < tokens; token++) {
+        NAME(ask_for)(keys, next + token * key_stride, held->width);
         if (!seen[token / 16][token % 16])
             continue;
         const float *found = NAME(load)(values->data, values->type, value + token * stride, 1, held->wide, row);
