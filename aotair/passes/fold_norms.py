@@ -7,7 +7,9 @@ that has one value for each channel, also behind a view. The ops on weights that
 Which dtypes: float32 and float64, where a folded weight is rounded once, as the layer's own products are. In float16
 and bfloat16 a weight that is rounded again errs by as much as a whole result may, in each of its products, and where
 these cancel each other no tolerance holds for every checkpoint. There only what gives the same bits is done: a constant
-added to a layer without a bias, and what is computed of an embedding's values one by one, which holds in any dtype.
+added to a layer without a bias, and what is computed of an embedding's values one by one, which holds in any dtype. A
+norm after a convolution that a CPU packs becomes a factor and a term of float32 for each channel instead, which the
+convolution's kernel applies to its sums.
 
 Left alone: results with other readers, returned ones among them; weights with other readers, which would be stored
 twice; norms of training; what depends on a call; constants of another dtype; calls on different streams; numbers that
@@ -16,11 +18,13 @@ are infinite, and quotients by the number zero.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Argument, Node
+
+from aotair_runtime.devices import channel_affine
 
 from ..graph.fake import fake_mode, fake_result, relay
 from ..graph.layers import Layer, Writer, layer_of, reading, rewritten, scaled, shifted, why_not_before, why_shared
@@ -131,6 +135,9 @@ def _try_norm(known: _Graph, node: Node) -> None:
         if not why:
             _fold_norm(known, norm, source)
             return
+        if _may_scale(known, norm, source):
+            _scale(known, norm, source)
+            return
     if (after := _only_layer_after(norm.result)) is not None:
         before = _why_not_norm(known, norm, after) or _why_not_before(known, norm, after)
         if not before:
@@ -183,6 +190,32 @@ def _fold_norm(known: _Graph, norm: _Norm, source: _Source) -> None:
         _replace(known, source, made, norm.result)
         if norm.result is not norm.node:
             known.graph.erase_node(norm.node)
+
+
+def _may_scale(known: _Graph, norm: _Norm, source: _Source) -> bool:
+    """Whether a norm of narrow numbers may be made what the convolution before it does to its sums."""
+    layer, dtype = source.layer, norm.result.meta["val"].dtype
+    if dtype in _WIDE or layer.node.target is not _aten.convolution.default or source.views:
+        return False
+    if not known.edits.target.packs_convolution(dtype) or layer.node.meta["val"].dim() != 4:
+        return False
+    same = all(one.meta["val"].dtype == dtype for one in (layer.node, *norm.constants))
+    return same and not (known.why_not_constant(norm.constants) or _why_not_after(known, source, norm.node))
+
+
+def _scale(known: _Graph, norm: _Norm, source: _Source) -> None:
+    node, layer = norm.node, source.layer
+    if known.edits.may(node, f"becomes a factor and a term for each channel of {layer.node.name}"):
+        write = _writer(known, node, node, norm.constants)
+        wide = lambda one: one and write.call(_aten._to_copy.default, one, dtype=torch.float32)  # noqa: E731
+        gamma, beta, mean, var = (wide(one) for one in (norm.gamma, norm.beta, norm.mean, norm.var))
+        factor, term = _factor_and_term(replace(norm, gamma=gamma, beta=beta, mean=mean, var=var), write)
+        call = Writer(node, node, set()).call(channel_affine.OP, layer.node, factor, term)
+        known.streams[call] = known.streams.get(node, 0)
+        known.moved |= not _lies_as(call, norm.result)
+        norm.result.replace_all_uses_with(call)
+        for one in dict.fromkeys((norm.result, node)):
+            known.graph.erase_node(one)
 
 
 def _factor_and_term(norm: _Norm, write: Writer) -> tuple[Node, Node]:

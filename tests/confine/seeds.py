@@ -274,6 +274,8 @@ BY_HAND = (
         (_t(12, 8, dtype="int8", high=9), _t(3, 8, 6, dtype="int8", high=9), _whole(3, high=12)),
         (),
     ),
+    Call("air::channel_affine", (_t(2, 6, 4, 5, dtype="bfloat16"), _t(6), _t(6)), ()),
+    Call("air::channel_affine_", (_t(12, 8), _t(8), _t(8)), ()),
     Call("air::dynamic_quant", (_t(12, 8),), ()),
     Call("air::linear_int8", (_t(12, 40), _t(6, 40, dtype="int8", high=9), _t(6)), ()),
     Call(

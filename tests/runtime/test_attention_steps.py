@@ -24,7 +24,7 @@ def kernels():
 
 
 def near(out: torch.Tensor, want: torch.Tensor, most: torch.Tensor) -> None:
-    """Within what rounding does. `most`: the same of the values' sizes: in bfloat16 powers are rounded to it, too, where
+    """Within what rounding does. `most`: the same of the values' sizes: powers are rounded to bfloat16, too, where
     there are instructions for products of these, as they are by torch's kernel."""
     if out.dtype != BF16:
         same(out, want.to(out.dtype), 1e-4)

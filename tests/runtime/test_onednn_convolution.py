@@ -240,6 +240,35 @@ def test_a_convolution_does_what_follows_it_as_well(steps, kernel, depthwise, ki
     torch.testing.assert_close(both.float(), one.float(), **near(kind))
 
 
+@with_library
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_convolution_applies_a_factor_and_a_term_for_each_channel_to_its_sums(kind):
+    aten, air = torch.ops.aten, torch.ops.air
+    x, other, weight = (
+        image(2, 32, 9, 9, kind=kind),
+        image(2, 48, 9, 9, kind=kind, seed=1),
+        torch.randn(48, 32, 1, 1) / 4,
+    )
+    weight, bias, factor, term = weight.to(kind), torch.randn(48).to(kind), torch.randn(48), torch.randn(48)
+    out = image(2, 48, 9, 9, kind=kind)
+    call = onednn_convolution.packed(weight).into(
+        CONVOLUTION, (x, weight, bias, *STEPS[:1], [0, 0], *STEPS[2:]), {}, out
+    )
+    joined = call.then(functools.partial(air.channel_affine_.default, out, factor, term))
+    joined = joined.then(functools.partial(aten.add_.Tensor, out, other))
+    assert isinstance(joined, Convolution)
+    joined()
+    scaled = torch.conv2d(x.double(), weight.double(), bias.double()) * factor.view(-1, 1, 1) + term.view(-1, 1, 1)
+    torch.testing.assert_close(out.double(), scaled + other.double(), **near(kind))
+    for wrong in (
+        (out, factor[:47], term),
+        (out, factor, term.double()),
+        (out[:1], factor, term),
+        (other, factor, term),
+    ):
+        assert call.then(functools.partial(air.channel_affine_.default, *wrong)) is None
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -3e38])
 def test_what_is_not_finite_is_what_it_is_in_the_original(tmp_path: Path, value: float):
     torch.manual_seed(0)
@@ -311,6 +340,22 @@ def test_weights_of_another_checkpoint_are_those_of_a_fresh_build(packer: type, 
     x, fresh = torch.randn(2, 3, 12, 12), built(tmp_path / "other.aotair", 1)
     with aotair.load(images) as served, aotair.load(fresh) as other:
         served.load_weights(fresh)
+        for got, want in zip(served(x), other(x), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_a_norm_in_bfloat16_is_what_convolutions_do_to_their_sums(packer: type, tmp_path: Path):
+    def made(name: str, seed: int) -> Path:
+        x = {"shape": ["n", 3, 12, 12], "dtype": "bfloat16", "pad": "any"}
+        model = Images(seed).bfloat16()
+        return aotair.build(model=model, out=tmp_path / name, inputs={"x": x}, buckets={"n": [1, 4]})
+
+    x, first, second = torch.randn(2, 3, 12, 12).bfloat16(), made("first", 0), made("second", 1)
+    with aotair.load(first) as served, aotair.load(second) as other, torch.no_grad():
+        assert "air::channel_affine_" in {op.name for op in served.program.ops}
+        for got, want in zip(served(x), Images(0)(x.float()), strict=True):
+            torch.testing.assert_close(got.float(), want, atol=0.1, rtol=0.05)
+        served.load_weights(second)
         for got, want in zip(served(x), other(x), strict=True):
             assert torch.equal(got, want)
 

@@ -537,6 +537,8 @@ rnn_tanh: input; dropout=0..0 train=0..0 filled rnn shape=recurrent
 
 OURS = """\
 # Of the runtime: what every node has
+air::channel_affine: - out
+air::channel_affine_: -
 air::dynamic_quant: - out
 air::grouped_int_mm: - out; indices=ends
 air::grouped_mm: - out; indices=ends

@@ -5,9 +5,11 @@ import abc
 import functools
 from collections.abc import Callable, Mapping
 from ctypes import c_void_p
+from typing import NamedTuple
 
 import torch
 
+from . import channel_affine
 from . import onednn_library as onednn
 from .base import Leading
 from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError
@@ -17,7 +19,7 @@ _aten = torch.ops.aten
 KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
 
 # Ops that write over their first argument number by number, and the algorithms for them; those with another tensor
-# below. Not relu_: oneDNN's makes 0 of NaN, and a slope of 0 below zero NaN of minus infinity.
+# below. Not relu_: oneDNN's makes 0 of NaN, and a slope of 0 below zero, or a hard swish, NaN of minus infinity.
 _OVER: Mapping[torch._ops.OpOverload, int] = {
     _aten.tanh_.default: onednn.TANH,
     _aten.sigmoid_.default: onednn.LOGISTIC,
@@ -26,7 +28,16 @@ _OVER: Mapping[torch._ops.OpOverload, int] = {
 _GELU = {"none": onednn.GELU_ERF, "tanh": onednn.GELU_TANH}
 _WITH: Mapping[torch._ops.OpOverload, int] = {_aten.add_.Tensor: onednn.ADD, _aten.mul_.Tensor: onednn.MUL}
 
-Follower = tuple[int, torch.Tensor | None]  # an algorithm that follows, and the other tensor that it reads
+
+class Follower(NamedTuple):
+    """An algorithm that follows, and the other tensor that it reads: a number for each of the result, or for each of
+    its channels."""
+
+    algorithm: int
+    other: torch.Tensor | None = None
+    of_channels: bool = False
+
+
 Step = tuple[int, c_void_p | None, torch.Tensor | None]  # the same to oneDNN, with how the tensor lies
 
 
@@ -68,8 +79,8 @@ class Prepared(Leading):
         """The one that does what the call after it does as well; None where it cannot."""
         if type(call) is not functools.partial or not call.args or not _is_over(call.args[0], self._result):
             return None
-        follower = _follower(call, self._result)
-        return None if follower is None else self._with((*self._followers, follower))
+        followers = _followers(call, self._result)
+        return self._with((*self._followers, *followers)) if followers else None
 
     def _attr(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
         """What is done to the result as attributes of the primitive, and what that reads."""
@@ -81,7 +92,15 @@ class Prepared(Leading):
 
     def _steps(self, kept: Kept) -> list[Step]:
         """What is done to the result: what the followers do."""
-        return [(kind, None if other is None else self._desc(kept), other) for kind, other in self._followers]
+        return [(one.algorithm, self._desc_beside(kept, one), one.other) for one in self._followers]
+
+    def _desc_beside(self, kept: Kept, follower: Follower) -> c_void_p | None:
+        """How the other tensor that a follower reads lies."""
+        if follower.other is None or not follower.of_channels:
+            return None if follower.other is None else self._desc(kept)
+        channels = len(follower.other)
+        sizes = (1, channels, *[1] * (self._result.dim() - 2))
+        return kept.desc(sizes, KINDS[follower.other.dtype], (channels, *[1] * (len(sizes) - 1)))
 
     def _desc(self, kept: Kept) -> c_void_p:
         """How the result lies, and each tensor that is beside it."""
@@ -105,17 +124,41 @@ def _is_over(given: object, out: torch.Tensor) -> bool:
     return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
 
 
+def _followers(call: functools.partial[object], out: torch.Tensor) -> tuple[Follower, ...]:
+    """What does the same as a call that writes over the result; nothing where that is not known."""
+    if call.func is channel_affine.OVER:
+        return _of_channels(call, out)
+    follower = _follower(call, out)
+    return () if follower is None else (follower,)
+
+
+def _of_channels(call: functools.partial[object], out: torch.Tensor) -> tuple[Follower, ...]:
+    """Of images alone."""
+    if call.keywords or len(call.args) != 3 or out.dim() != 4 or call.args[0].shape != out.shape:
+        return ()
+    factor, term = call.args[1:]
+    fits = all(_is_of_channels(one, out) for one in (factor, term))
+    return (Follower(onednn.MUL, factor, True), Follower(onednn.ADD, term, True)) if fits else ()
+
+
+def _is_of_channels(other: object, out: torch.Tensor) -> bool:
+    """Whether it is a tensor of a float for each channel of the result, in memory of its own."""
+    if not isinstance(other, torch.Tensor) or other.dtype != torch.float32 or other.device != out.device:
+        return False
+    return other.shape == out.shape[1:2] and other.is_contiguous() and not meet(other, out)
+
+
 def _follower(call: functools.partial[object], out: torch.Tensor) -> Follower | None:
     op, args, kwargs = call.func, call.args, call.keywords
     if op is _aten.gelu_.default and len(args) == 1 and kwargs.keys() <= {"approximate"}:
         kind = _GELU.get(kwargs.get("approximate", "none"))
-        return None if kind is None else (kind, None)
+        return None if kind is None else Follower(kind)
     if kwargs or not isinstance(op, torch._ops.OpOverload):
         return None
     if op in _OVER and len(args) == 1:
-        return _OVER[op], None
+        return Follower(_OVER[op])
     if op in _WITH and len(args) == 2 and isinstance(other := args[1], torch.Tensor):
-        return (_WITH[op], other) if _is_beside(other, args[0], out) else None
+        return Follower(_WITH[op], other) if _is_beside(other, args[0], out) else None
     return None
 
 

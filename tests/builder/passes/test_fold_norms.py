@@ -193,6 +193,25 @@ def test_a_half_layer_without_a_bias_takes_a_sum(dtype):
     assert run_pass(fold_norms, module).count == 1
 
 
+@pytest.mark.parametrize("missing", [set(), {"gamma"}, {"beta"}])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_a_norm_of_halves_after_a_convolution_that_a_cpu_packs_becomes_a_factor_and_a_term(missing, symbolic):
+    given = {"w": r(6, 4, 3, 3)} | {name: one for name, one in statistics(6).items() if name not in missing}
+    constants = {name: one.bfloat16() for name, one in given.items()}
+    module = traced(
+        lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm).relu(),),
+        IMAGE.bfloat16(),
+        constants,
+        symbolic=symbolic,
+    )
+    (want,) = module(IMAGE.bfloat16(), *constants.values())
+    assert run_pass(fold_norms, module).count == 1
+    (call,) = module.graph.find_nodes(op="call_function", target=air.channel_affine.default)
+    assert [one.meta["val"].dtype for one in call.args[1:]] == [torch.float32] * 2 and NORM not in names(module)
+    (got,) = module(IMAGE.bfloat16(), *constants.values())
+    torch.testing.assert_close(got, want, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-5)
+
+
 def test_float64_is_folded():
     constants = {name: one.double() for name, one in ({"w": r(6, 4, 3, 3)} | statistics(6)).items()}
     folded(lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm),), IMAGE.double(), constants, 1)
@@ -338,14 +357,34 @@ def test_statistics_that_are_written_into_are_no_constants():
     assert "is no constant" in why(function, IMAGE, STATISTICS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_norms_and_products_in_halves_are_left_alone(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [(torch.float16, "cpu"), (torch.float16, "npu"), (torch.bfloat16, "npu"), (torch.bfloat16, "cuda")],
+)
+def test_norms_in_halves_that_no_kernel_takes_are_left_alone(dtype, target):
     halves = {name: one.to(dtype) for name, one in STATISTICS.items()}
+    module = traced(lambda x, w, **norm: (batch_norm(F.conv2d(x, w), **norm),), IMAGE.to(dtype), halves)
+    (account,) = run_pass(fold_norms, module, target=target).accounts
+    assert not account.rewritten and "would be rounded a second time" in account.text
 
-    def norm(x, w, **norm):
-        return (batch_norm(F.conv2d(x, w), **norm),)
 
-    assert "would be rounded a second time" in why(norm, IMAGE.to(dtype), halves)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, **norm: (batch_norm(aten.linear.default(x, w), **norm),),
+        lambda x, w, **norm: (batch_norm(F.conv2d(x[..., None, None], w[..., None, None])[..., 0, 0], **norm),),
+        lambda x, w, **norm: (lambda y: (batch_norm(y, **norm), y))(F.conv2d(x[..., None, None], w[..., None, None])),
+    ],
+    ids=["linear", "behind a view", "other readers"],
+)
+def test_norms_of_bfloat16_elsewhere_are_left_alone(function):
+    constants = {name: one.bfloat16() for name, one in ({"w": r(6, 4)} | statistics(6)).items()}
+    assert why(function, r(5, 4).bfloat16(), constants)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_in_halves_are_left_alone(dtype):
+    halves = {name: one.to(dtype) for name, one in STATISTICS.items()}
     constants = {name: halves[name] for name in ("w", "gamma")}
 
     def product(x, w, gamma):
