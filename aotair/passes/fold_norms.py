@@ -207,15 +207,21 @@ def _scale(known: _Graph, norm: _Norm, source: _Source) -> None:
     node, layer = norm.node, source.layer
     if known.edits.may(node, f"becomes a factor and a term for each channel of {layer.node.name}"):
         write = _writer(known, node, node, norm.constants)
-        wide = lambda one: one and write.call(_aten._to_copy.default, one, dtype=torch.float32)  # noqa: E731
-        gamma, beta, mean, var = (wide(one) for one in (norm.gamma, norm.beta, norm.mean, norm.var))
-        factor, term = _factor_and_term(replace(norm, gamma=gamma, beta=beta, mean=mean, var=var), write)
+        factor, term = _factor_and_term(_in_float32(norm, write), write)
         call = Writer(node, node, set()).call(channel_affine.OP, layer.node, factor, term)
         known.streams[call] = known.streams.get(node, 0)
         known.moved |= not _lies_as(call, norm.result)
         norm.result.replace_all_uses_with(call)
         for one in dict.fromkeys((norm.result, node)):
             known.graph.erase_node(one)
+
+
+def _in_float32(norm: _Norm, write: Writer) -> _Norm:
+    """The norm with its constants in float32."""
+    cast = _aten._to_copy.default
+    copied = {one: write.call(cast, one, dtype=torch.float32) for one in dict.fromkeys(norm.constants)}
+    gamma, beta = (None if one is None else copied[one] for one in (norm.gamma, norm.beta))
+    return replace(norm, gamma=gamma, beta=beta, mean=copied[norm.mean], var=copied[norm.var])
 
 
 def _factor_and_term(norm: _Norm, write: Writer) -> tuple[Node, Node]:
