@@ -7,6 +7,7 @@ the one after for a while.
 import copy
 import functools
 import io
+import random
 import statistics
 import tempfile
 import time
@@ -52,13 +53,13 @@ class Subject:
 
 
 def medians(calls: Mapping[str, Call], blocks: int) -> dict[str, float]:
-    """Seconds of a call: the median over blocks that take turns, without the first round and the first calls of each
-    block."""
+    """Seconds of a call: the median over blocks that take turns, in another order each time, without the first round and
+    the first calls of each block."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(blocks + 1):
-        for name, call in calls.items():
-            _call_for(_SETTLING, 1, call)
-            seconds = _call_for(_BLOCK, _LEAST, call)
+        for name in random.Random(turn).sample(sorted(calls), len(calls)):
+            _call_for(_SETTLING, 1, calls[name])
+            seconds = _call_for(_BLOCK, _LEAST, calls[name])
             if turn:
                 found[name].append(seconds)
     return {name: statistics.median(times) for name, times in found.items()}

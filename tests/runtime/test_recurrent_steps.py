@@ -61,6 +61,60 @@ def test_numbers(batch, times, width, hidden, layers, both, biased, batch_first,
         near(got, want)
 
 
+def halved(args: list) -> list:
+    return [args[0].bfloat16(), *([one.bfloat16() for one in group] for group in args[1:3]), *args[3:]]
+
+
+def widened(args: list) -> list:
+    return [args[0].float(), *([one.float() for one in group] for group in args[1:3]), *args[3:]]
+
+
+needs_pairs = pytest.mark.skipif(
+    not library.multiplies_pairs(), reason="the processor has no products of pairs of bfloat16"
+)
+
+
+@needs_pairs
+@given(
+    st.integers(1, 9), st.integers(1, 12), st.integers(1, 35), st.integers(1, 35), st.integers(1, 3), st.booleans(),
+    st.booleans(), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=120, deadline=None)
+def test_numbers_of_bfloat16(batch, times, width, hidden, layers, both, biased, batch_first, seed):
+    sizes = (batch, times, 2 * width, 2 * hidden, layers)
+    args = halved(arguments(*sizes, both=both, biased=biased, batch_first=batch_first, seed=seed))
+    targets = places(args)
+    run(args, targets)
+    for got, want in zip(targets, LSTM(*widened(args))):
+        torch.testing.assert_close(got.float(), want, atol=0.02, rtol=0.02)
+
+
+@needs_pairs
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_same_bits_of_bfloat16_for_any_number_of_threads(threads: int):
+    args, before = halved(arguments(4, 32, 128, 256, 2, both=True)), torch.get_num_threads()
+    alone, targets = places(args), places(args)
+    try:
+        torch.set_num_threads(1)
+        run(args, alone)
+        torch.set_num_threads(threads)
+        run(args, targets)
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, targets, alone))
+
+
+@needs_pairs
+def test_numbers_of_bfloat16_that_saturate_and_those_that_are_none():
+    args = halved(arguments(3, 6, 6, 8, size=1e4))
+    args[0][1, 2, 3], args[0][2, 0, 0] = torch.nan, torch.inf
+    targets = places(args)
+    run(args, targets)
+    for got, want in zip(targets, LSTM(*widened(args))):
+        torch.testing.assert_close(got.float(), want, atol=0.02, rtol=0.02, equal_nan=True)
+    assert targets[0][0].isfinite().all() and targets[0][1, 2:].isnan().any()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_same_bits_for_any_number_of_threads(threads: int):
     args = arguments(4, 32, 128, 256, 2, both=True)
@@ -113,7 +167,8 @@ def _changed(args: list, place: int, value: object) -> list:
 
 
 DECLINED = {
-    "bfloat16": lambda a: [a[0].bfloat16(), [s.bfloat16() for s in a[1]], [w.bfloat16() for w in a[2]], *a[3:]],
+    "rows of bfloat16 that end within a pair": halved,
+    "float16": lambda a: [a[0].half(), *([one.half() for one in group] for group in a[1:3]), *a[3:]],
     "two dtypes": lambda a: _changed(a, 0, a[0].double()),
     "one sequence without a batch": lambda a: _changed(a, 0, a[0][0]),
     "no times": lambda a: _changed(a, 0, a[0][:, :0]),
@@ -160,6 +215,14 @@ def test_where_registers_are_narrow_it_is_torchs(monkeypatch: pytest.MonkeyPatch
     args = arguments()
     monkeypatch.setattr(library, "is_wide", lambda: False)
     assert table.steps(LSTM, args, {}, places(args)) is None
+
+
+def test_without_products_of_pairs_that_of_bfloat16_is_torchs(monkeypatch: pytest.MonkeyPatch):
+    args = halved(arguments(hidden=8))
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: False)
+    assert table.steps(LSTM, args, {}, places(args)) is None
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: True)
+    assert table.steps(LSTM, args, {}, places(args)) is not None
 
 
 @pytest.mark.parametrize(("done", "made"), [(0, "abc"), (1, "bc"), (2, "bc"), (3, "c"), (4, "")])

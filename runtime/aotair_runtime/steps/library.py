@@ -34,6 +34,11 @@ def is_wide() -> bool:
     return level().startswith("AVX-512")
 
 
+def multiplies_pairs() -> bool:
+    """Whether the processor has products of two numbers of bfloat16 at a time, and the library uses them."""
+    return level().endswith("bfloat16")
+
+
 def why_none() -> str:
     """Why there is no library; empty where there is one."""
     return _found()[1]

@@ -30,8 +30,8 @@ class _Call:
 
 
 def lstm(args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Tensor | None]) -> Steps | None:
-    """`aten::lstm` over a batch of float32: a step for each layer, all directions of it. `targets`: where its results
-    are copied to. In bfloat16 torch's kernel multiplies pairs, which is as fast."""
+    """`aten::lstm` over a batch of float32, or of bfloat16 where pairs of it are multiplied: a step for each layer, all
+    directions of it. `targets`: where its results are copied to."""
     call = _call(args, targets) if not kwargs and len(args) == 9 and len(targets) == 3 else None
     if call is None or not library.is_wide() or not _fits(call):
         return None
@@ -72,9 +72,17 @@ def _fits(call: _Call) -> bool:
     wanted.append((call.out, (times, batch, call.ways * hidden)))
     fits = all(one.shape == shape and one.stride(-1) == 1 for one, shape in wanted)
     fits = fits and all(one.shape == of_state and one.is_contiguous() for one in (*call.before, *after))
-    fits = fits and all(one.dtype == torch.float32 and one.numel() for one in (*read, *written))
+    fits = fits and _is_known(call.x.dtype, width, hidden)
+    fits = fits and all(one.dtype == call.x.dtype and one.numel() for one in (*read, *written))
     apart = all(are_apart(one, [*read, *written[:place]]) for place, one in enumerate(written))
     return fits and apart and _numbers(call) <= _MOST
+
+
+def _is_known(kind: torch.dtype, width: int, hidden: int) -> bool:
+    """Whether there is a kernel for numbers of a dtype, in rows of so many: pairs do not go over their end."""
+    if kind == torch.bfloat16:
+        return library.multiplies_pairs() and not width % 2 and not hidden % 2
+    return kind == torch.float32
 
 
 def _numbers(call: _Call) -> int:
