@@ -53,8 +53,8 @@ class Subject:
 
 
 def medians(calls: Mapping[str, Call], blocks: int) -> dict[str, float]:
-    """Seconds of a call: the median over blocks that take turns, in another order each time, without the first round and
-    the first calls of each block."""
+    """Seconds of a call: the median over blocks that take turns, in another order each time, without the first round
+    and the first calls of each block."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(blocks + 1):
         for name in random.Random(turn).sample(sorted(calls), len(calls)):

@@ -6,7 +6,16 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-FLAGS = ["-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fopenmp", "-fvisibility=hidden", "-Wall"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-Wall",
+]
 FLAGS += ["-Wno-psabi"]  # vectors are passed within functions that are compiled in place alone
 
 
