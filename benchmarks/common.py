@@ -74,7 +74,9 @@ def fresh_call(module: str, function: str, *arguments: object) -> dict:
 
 
 def _last_line(command: Sequence[str]) -> dict:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    # Byte code is there, as it is where a package was installed, whatever this shell says of it.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": str((BUILD / "bytecode").absolute())}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")

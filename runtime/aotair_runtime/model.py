@@ -26,6 +26,7 @@ from .call.ranked import RankedEntry
 from .capture.graphs import Graphs, Parts, Resident
 from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
+from .collector import at_rest
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
 from .devices.threads import threads as on_threads
@@ -141,7 +142,7 @@ def load(
     """
     path, phases, wish = Path(path), Phases(), Wish(group, rank_timeout)
     asked = Asked(ranks=functools.partial(ranks_here, wish)) if mesh is None else asked_for(mesh)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, at_rest():
         with phases.phase("check"):
             gate = gate_for(trust, verify_weights)
             folder, program = opened(path, gate, asked)

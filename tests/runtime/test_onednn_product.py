@@ -359,3 +359,25 @@ def test_a_process_that_was_forked_calls_with_a_thread_of_its_own(block: Path, t
             os._exit(0 if torch.allclose(model(x), want, atol=1e-5) else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_calls_that_are_alike_but_for_their_memory_share_a_description():
+    first, second, wide = LibraryWeight(W), LibraryWeight(W + 1), LibraryWeight(torch.randn(128, 32))
+
+    def made(weight: LibraryWeight, rows: int, bias: torch.Tensor | None, *steps: str) -> Product:
+        x, result = torch.randn(rows, 32), torch.empty(rows, weight.outs)
+        call = weight.into(LINEAR, (x, torch.empty(weight.outs, 32), bias), {}, result)
+        for step in steps:
+            call = call.then(_after(result, torch.ones_like(result))[step])
+        assert isinstance(call, Product)
+        return call
+
+    one, other = made(first, 3, B), made(second, 3, B)
+    assert one._description is other._description
+    rest = [made(first, 4, B), made(first, 3, None), made(first, 3, B, "gelu"), made(first, 3, B, "add"),
+            made(wide, 3, None)]  # fmt: skip
+    assert len({id(call._description) for call in (one, *rest)}) == 1 + len(rest)
+    for call, weight in ((one, W), (other, W + 1)):
+        call()
+        want = torch.nn.functional.linear(call._operands.x, weight, B)
+        torch.testing.assert_close(call._result, want, atol=1e-4, rtol=1e-4)

@@ -14,7 +14,7 @@ import torch
 from ..format.packed import CONVOLUTION
 from . import large_pages
 from . import onednn_library as onednn
-from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
+from .onednn_library import UNIMPLEMENTED, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
 from .results import meet
 
@@ -152,6 +152,7 @@ class _Layout:
         if found is None:
             raise OnednnError("a fast convolution", UNIMPLEMENTED)
         self.desc, self.nbytes = found
+        self.lies = made.blocks(self.desc, len(self._sizes))
 
     def is_like(self, other: "_Layout") -> bool:
         return self._kept.are_equal(self.desc, other.desc)
@@ -269,18 +270,26 @@ class Convolution(Prepared):
     def _with(self, followers: tuple[Follower, ...]) -> Prepared | None:
         return _convolution(self._weight, self._operands, self._result, followers)
 
-    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
-        given, layout = self._operands, self._weight.packed(self._operands.shape)
+    def _layout(self) -> _Layout:
+        return self._weight.packed(self._operands.shape)
+
+    def _looks(self) -> tuple[object, ...]:
+        return self._operands.shape, self._layout().lies, self._operands.bias is None
+
+    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+        given: list[tuple[int, torch.Tensor | c_void_p]] = [(onednn.SRC, self._operands.x)]
+        given += [(onednn.WEIGHTS, self._layout().memory), (onednn.DST, self._result)]
+        return given if self._operands.bias is None else [*given, (onednn.BIAS, self._operands.bias)]
+
+    def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
+        given, layout = self._operands, self._layout()
         attr, beside = self._attr(kept)
         found = _description(kept, given.shape, layout.desc, given.bias is not None, attr)
         if found is None:
             raise OnednnError("a fast convolution", UNIMPLEMENTED)
         desc, x, out, bias = found
-        args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, layout.memory)]
-        args.append(kept.argument(onednn.DST, out, self._result))
-        if given.bias is not None and bias is not None:
-            args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        return desc, [*args, *beside]
+        lies = {onednn.SRC: x, onednn.DST: out} | beside
+        return desc, lies if bias is None else lies | {onednn.BIAS: bias}
 
 
 def _convolution(

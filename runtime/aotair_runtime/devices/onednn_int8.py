@@ -15,7 +15,7 @@ import torch
 from . import onednn_library as onednn
 from .base import Allocates
 from .int8_linear import row_scales
-from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError, library
+from .onednn_library import UNIMPLEMENTED, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, Step, where_there_is_one
 from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
@@ -123,20 +123,29 @@ class Product(Prepared):
         made = list[Step]()
         for op, factor in self._factors:
             shape = (1, rows, 1) if factor.dim() == 2 else (1, 1, outs)
-            made.append((op, kept.desc(shape, onednn.F32, (factor.numel(), shape[2], 1)), factor))
+            made.append((op, kept.desc(shape, onednn.F32, (factor.numel(), shape[2], 1))))
         return [*made, *super()._steps(kept)]
+
+    def _beside(self) -> list[torch.Tensor | None]:
+        return [*(factor for _, factor in self._factors), *super()._beside()]
+
+    def _looks(self) -> tuple[object, ...]:
+        factors = tuple((op, factor.dim()) for op, factor in self._factors)
+        return self._weight.lies, self._x.shape, self._result.shape, self._result.dtype, factors
+
+    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+        return [(onednn.SRC, self._x), (onednn.WEIGHTS, self._weight.memory), (onednn.DST, self._result)]
 
     def _desc(self, kept: Kept) -> c_void_p:
         return _matrix(kept, self._result.shape, KINDS[self._result.dtype])
 
-    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+    def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
         x, out = _matrix(kept, self._x.shape, onednn.S8), self._desc(kept)
         attr, beside = self._attr(kept)
         desc = kept.matmul(x, self._weight.desc, None, out, attr)
         if desc is None or not kept.implementation(desc).startswith(_EXACT):
             raise OnednnError("an exact kernel", UNIMPLEMENTED)
-        args = [kept.argument(onednn.SRC, x, self._x), Argument(onednn.WEIGHTS, self._weight.memory)]
-        return desc, [*args, kept.argument(onednn.DST, out, self._result), *beside]
+        return desc, {onednn.SRC: x, onednn.DST: out} | beside
 
 
 class Rounding(Prepared):
@@ -153,14 +162,19 @@ class Rounding(Prepared):
     def _with(self, followers: tuple[Follower, ...]) -> None:
         return None
 
-    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+    def _looks(self) -> tuple[object, ...]:
+        return self._x.dtype, self._x.shape, self._x.stride()
+
+    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+        return [(onednn.SRC, self._x), (onednn.DST, self._result), (onednn.SCALES | onednn.DST, self._scale)]
+
+    def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
         rows = len(self._x)
         source = kept.desc(self._x.shape, KINDS[self._x.dtype], self._x.stride())
         target = kept.desc(self._x.shape, onednn.S8, self._x.stride())
         factors = kept.desc((rows,), onednn.F32, (1,))
-        args = [kept.argument(onednn.SRC, source, self._x), kept.argument(onednn.DST, target, self._result)]
-        args.append(kept.argument(onednn.SCALES | onednn.DST, factors, self._scale))
-        return kept.reorder(source, target, kept.divided_for_each(0)), args
+        lies = {onednn.SRC: source, onednn.DST: target, onednn.SCALES | onednn.DST: factors}
+        return kept.reorder(source, target, kept.divided_for_each(0)), lies
 
 
 def rounding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], object] | None:

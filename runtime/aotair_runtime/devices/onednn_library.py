@@ -9,11 +9,12 @@ import contextlib
 import ctypes
 import functools
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -119,6 +120,7 @@ class Library:
         lib.dnnl_memory_desc_get_size.argtypes = [c_void_p]
         lib.dnnl_memory_desc_get_size.restype = c_size_t
         self.execute = lib.dnnl_primitive_execute
+        self._descriptions = WeakValueDictionary[object, "Description"]()
         said = lib.dnnl_version().contents
         self.version, self.runtime = (said.major, said.minor, said.patch), int(said.cpu_runtime)
 
@@ -162,6 +164,16 @@ class Library:
         found = POINTER(c_int64)()
         self._lib.dnnl_memory_desc_query(desc, what, byref(found))
         return tuple(found[:count])
+
+    def described(
+        self, key: object, make: "Callable[[Kept], tuple[c_void_p, Mapping[int, c_void_p]]]"
+    ) -> "Description":
+        """What `make` describes, or what it described for another of that key that is still there."""
+        found = self._descriptions.get(key)
+        if found is None:
+            kept = Kept(self)
+            found = self._descriptions[key] = Description(kept, *make(kept))
+        return found
 
     @contextlib.contextmanager
     def held(self) -> Iterator["Kept"]:
@@ -286,6 +298,14 @@ class Kept:
         lib = self.library._lib
         found = lib.dnnl_primitive_desc_query_md(desc, _WEIGHTS_DESC, 0)
         return self._new("memory_desc", "dnnl_memory_desc_clone", c_void_p(found)), lib.dnnl_memory_desc_get_size(found)
+
+
+class Description:
+    """What a primitive does, and how each tensor lies that it reads or writes, by what that is to it: the same for all
+    calls that are alike but for their memory."""
+
+    def __init__(self, kept: Kept, desc: c_void_p, lies: Mapping[int, c_void_p]):
+        self._kept, self.desc, self.lies = kept, desc, lies
 
 
 def _succeeded(name: str, status: int) -> None:

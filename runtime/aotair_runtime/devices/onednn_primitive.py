@@ -12,7 +12,7 @@ import torch
 from . import channel_affine
 from . import onednn_library as onednn
 from .base import Leading
-from .onednn_library import UNIMPLEMENTED, Argument, Kept, Library, OnednnError
+from .onednn_library import UNIMPLEMENTED, Argument, Description, Kept, Library, OnednnError
 from .results import meet
 
 _aten = torch.ops.aten
@@ -38,7 +38,7 @@ class Follower(NamedTuple):
     of_channels: bool = False
 
 
-Step = tuple[int, c_void_p | None, torch.Tensor | None]  # the same to oneDNN, with how the tensor lies
+Step = tuple[int, c_void_p | None]  # the same to oneDNN: how the tensor lies
 
 
 class Prepared(Leading):
@@ -50,13 +50,21 @@ class Prepared(Leading):
     def __init__(self, library: Library, result: torch.Tensor, followers: tuple[Follower, ...]):
         """Raises OnednnError where there is no fast kernel."""
         self._library, self._result, self._followers = library, result, followers
-        with library.held() as kept:
-            self._described(kept)
+        self._description = self._found()
 
     @abc.abstractmethod
-    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
-        """The description of the primitive, and what it is called with; oneDNN's objects go into `kept`. Raises
-        OnednnError where there is no fast kernel."""
+    def _looks(self) -> tuple[object, ...]:
+        """What the description depends on beside the followers: the same for calls that are alike but for their
+        memory."""
+
+    @abc.abstractmethod
+    def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
+        """The description of the primitive, and how each tensor lies that it reads or writes; oneDNN's objects go into
+        `kept`. Raises OnednnError where there is no fast kernel."""
+
+    @abc.abstractmethod
+    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+        """What the primitive is called with beside what the followers read: tensors, or oneDNN's memory."""
 
     @abc.abstractmethod
     def _with(self, followers: tuple[Follower, ...]) -> "Prepared | None":
@@ -69,9 +77,13 @@ class Prepared(Leading):
 
     def prepare(self) -> None:
         """Let oneDNN write the kernel: milliseconds, and about 128 KiB, which it keeps for others of that shape."""
-        kept = Kept(self._library)
-        desc, args = self._described(kept)
-        self._primitive, self._stream = kept.primitive(desc), kept.stream()
+        kept, self._description = Kept(self._library), self._found()
+        lies = self._description.lies
+        args = [
+            kept.argument(kind, lies[kind], one) if isinstance(one, torch.Tensor) else Argument(kind, one)
+            for kind, one in (*self._given_to(), *self._read_beside())
+        ]
+        self._primitive, self._stream = kept.primitive(self._description.desc), kept.stream()
         self._count, self._given = len(args), (Argument * len(args))(*args)
         self._threads, self._kept, self._execute = torch.get_num_threads(), kept, kept.library.execute
 
@@ -82,17 +94,27 @@ class Prepared(Leading):
         followers = _followers(call, self._result)
         return self._with((*self._followers, *followers)) if followers else None
 
-    def _attr(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
-        """What is done to the result as attributes of the primitive, and what that reads."""
-        steps, read = self._steps(kept), list[Argument]()
-        for number, (_, desc, other) in enumerate(steps, 1):
-            if desc is not None and other is not None:
-                read.append(kept.argument(onednn.POST_OP * number | onednn.SRC_1, desc, other))
-        return kept.post_ops([(algorithm, desc) for algorithm, desc, _ in steps]), read
+    def _found(self) -> Description:
+        followers = tuple((one.algorithm, one.other is None, one.of_channels) for one in self._followers)
+        key = (type(self), torch.get_num_threads(), followers, *self._looks())
+        return self._library.described(key, self._described)
+
+    def _attr(self, kept: Kept) -> tuple[c_void_p, dict[int, c_void_p]]:
+        """What is done to the result as attributes of the primitive, and how what that reads lies."""
+        steps = self._steps(kept)
+        read = {_place(number): desc for number, (_, desc) in enumerate(steps) if desc is not None}
+        return kept.post_ops(steps), read
+
+    def _read_beside(self) -> list[tuple[int, torch.Tensor]]:
+        return [(_place(number), one) for number, one in enumerate(self._beside()) if one is not None]
 
     def _steps(self, kept: Kept) -> list[Step]:
         """What is done to the result: what the followers do."""
-        return [(one.algorithm, self._desc_beside(kept, one), one.other) for one in self._followers]
+        return [(one.algorithm, self._desc_beside(kept, one)) for one in self._followers]
+
+    def _beside(self) -> list[torch.Tensor | None]:
+        """What each of these steps reads."""
+        return [one.other for one in self._followers]
 
     def _desc_beside(self, kept: Kept, follower: Follower) -> c_void_p | None:
         """How the other tensor that a follower reads lies."""
@@ -105,6 +127,11 @@ class Prepared(Leading):
     def _desc(self, kept: Kept) -> c_void_p:
         """How the result lies, and each tensor that is beside it."""
         return kept.desc(self._result.shape, KINDS[self._result.dtype], self._result.stride())
+
+
+def _place(number: int) -> int:
+    """What the tensor that a step reads is to a primitive."""
+    return onednn.POST_OP * (number + 1) | onednn.SRC_1
 
 
 def where_there_is_one(make: Callable[[], Prepared]) -> Prepared | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from . import onednn_library as onednn
-from .onednn_library import UNIMPLEMENTED, Argument, Blocks, Kept, Library, OnednnError, library
+from .onednn_library import UNIMPLEMENTED, Blocks, Kept, Library, OnednnError, library
 from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
 from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
@@ -77,7 +77,7 @@ class LibraryWeight(BlockedWeight):
         found = _layout(kept, weight.shape, kind)
         assert found is not None  # as it was asked before
         super().__init__(kept, kind, found, weight)
-        self.block_bytes = _block_bytes(made.blocks(found[0], 2), weight.shape[1], weight.dtype)
+        self.block_bytes = _block_bytes(self.lies, weight.shape[1], weight.dtype)
 
     @property
     def outs(self) -> int:
@@ -178,7 +178,16 @@ class Product(Prepared):
     def _with(self, followers: tuple[Follower, ...]) -> Prepared | None:
         return product(self._weight, self._operands, self._result, followers)
 
-    def _described(self, kept: Kept) -> tuple[c_void_p, list[Argument]]:
+    def _looks(self) -> tuple[object, ...]:
+        sizes = self._operands.x.shape, self._result.shape
+        return self._weight.kind, self._weight.lies, sizes, self._operands.bias is None
+
+    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+        given: list[tuple[int, torch.Tensor | c_void_p]] = [(onednn.SRC, self._operands.x)]
+        given += [(onednn.WEIGHTS, self._weight.memory), (onednn.DST, self._result)]
+        return given if self._operands.bias is None else [*given, (onednn.BIAS, self._operands.bias)]
+
+    def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
         weight, given, result = self._weight, self._operands, self._result
         kind, (rows, width), outs = weight.kind, given.x.shape, result.shape[1]
         x, out = kept.desc((rows, width), kind, (width, 1)), kept.desc((rows, outs), kind, (outs, 1))
@@ -187,11 +196,8 @@ class Product(Prepared):
         desc = kept.matmul(x, weight.desc, bias, out, attr)
         if desc is None or not kept.implementation(desc).startswith(_FAST[kind]):
             raise OnednnError("a fast kernel", UNIMPLEMENTED)
-        args = [kept.argument(onednn.SRC, x, given.x), Argument(onednn.WEIGHTS, weight.memory)]
-        args.append(kept.argument(onednn.DST, out, result))
-        if given.bias is not None and bias is not None:
-            args.append(kept.argument(onednn.BIAS, bias, given.bias))
-        return desc, [*args, *beside]
+        lies = {onednn.SRC: x, onednn.DST: out} | beside
+        return desc, lies if bias is None else lies | {onednn.BIAS: bias}
 
 
 def product(

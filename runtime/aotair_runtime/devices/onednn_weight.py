@@ -26,6 +26,7 @@ class BlockedWeight:
         calls the dtype."""
         self._kept, self.kind, self._dims = kept, kind, dims
         self.desc, self.nbytes = layout
+        self.lies = kept.library.blocks(self.desc, dims)
         self._packed = large_pages.memory(self.nbytes)
         self.memory = kept.memory(self.desc, self._packed.data_ptr())
         self._shape, self._dtype = weight.shape, weight.dtype
