@@ -103,4 +103,4 @@ def test_why_there_is_none(found_anew: Callable, monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_says_what_it_uses():
-    assert library.level() in ("plain", "AVX2", "AVX-512") and not library.why_none()
+    assert library.level() in ("plain", "AVX2", "AVX-512", "AVX-512, bfloat16") and not library.why_none()

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ..format.schema import (
 from ..format.stream_rules import event
 from ..format.torch_names import dtype
 from ..format.values import argument_value
-from ..format.written import out_arguments, written_arguments, written_names
+from ..format.written import out_arguments, written_arguments, written_by
 from ..steps import join, products, table
 from ..steps.join import Joined, Named
 from ..steps.written import Steps
@@ -109,7 +109,7 @@ def bind(
         if isinstance(made.call, HostCall):
             updated.append(made.call)
             made = Named(functools.partial(memory.space.grouped, made.call), name)
-        calls.append(replace(made, name=name))
+        calls.append(Named(made.call, name, made.steps))
     for one in calls:
         if isinstance(one.call, Leading):
             one.call.prepare()
@@ -255,7 +255,7 @@ def named(
     plain = [(name, arg) for name, arg in instruction.kwargs if not isinstance(arg, (HostArg, WorkspaceArg))]
     kwargs = {name: argument_value(arg, tensors.__getitem__, device, lists, groups) for name, arg in plain}
     given = dict(kwargs)
-    written: Sequence[str] = written_names(op._schema)
+    written = written_by(op)
     _refuse_read_only(instruction, op, tensors, written)
     weights = tensors.packed(instruction)
     args = _with_seen(args, weights, instruction)

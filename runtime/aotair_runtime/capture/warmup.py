@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CaptureError
 from ..format.schema import Bucket, EntryPoint, Instruction, Program, Space
-from ..format.written import written_arguments, written_names
+from ..format.written import written_arguments, written_by
 from .bind import Bound, Memory, Tensors, bound_call
 
 
@@ -47,7 +47,7 @@ def warm_up(
 def _lasting(item: Instruction, op: torch._ops.OpOverload, bucket: Bucket) -> set[tuple[int, int]]:
     """The states and caller's tensors that the instruction writes, as (space, index)."""
     numbers = [n for n in item.outs if n >= 0]
-    numbers += [arg.index for arg in written_arguments(item, op._schema, written_names(op._schema))]
+    numbers += [arg.index for arg in written_arguments(item, op._schema, written_by(op))]
     places = [bucket.tensors[number] for number in numbers]
     return {(place.space, place.index) for place in places if place.space in (Space.STATE, Space.CALLER)}
 

@@ -50,6 +50,7 @@ def packed_constants(program: Program) -> tuple[tuple[int, str], ...]:
     found = {
         (bucket.tensors[number].index, program.ops[item.op].name)
         for bucket, item in calls(program, buckets)
+        if program.ops[item.op].name in READERS
         for number in read_packed(item, bucket)
     }
     return tuple(sorted(found))

@@ -270,7 +270,7 @@ def _written_bytes(program: Program, bucket: Bucket, item: Instruction) -> int:
 
 
 @functools.cache
-def _written(schema: str) -> tuple[torch.FunctionSchema, list[str]]:
+def _written(schema: str) -> tuple[torch.FunctionSchema, tuple[str, ...]]:
     try:
         parsed = torch._C.parse_schema(schema)
     except RuntimeError as error:
