@@ -25,7 +25,8 @@ from .common import Row, artifact, options, report
 from .five_shapes import SHAPES
 from .runtimes import medians
 
-ROWS, WIDTH = (1, 16, 64), 768
+ROWS, MANY_ROWS, WIDTH = (1, 16, 64), 2048, 768
+IMAGE = (1, 64, 32, 32)
 QUERIES = (
     *((1, 12, 16, 16, 32), (2, 12, 24, 24, 32), (1, 12, 128, 128, 32), (5, 12, 100, 100, 32), (8, 12, 128, 128, 32)),
     *((1, 9, 1, 512, 64), (8, 9, 1, 512, 64), (1, 9, 128, 512, 64), (1, 12, 197, 197, 64), (1, 6, 1500, 1500, 64)),
@@ -59,9 +60,10 @@ def _ops(blocks: int) -> Iterator[Row]:
     lines = []
     for kind in (torch.float32, torch.bfloat16):
         for count in ROWS:
-            for name, case in _cases(count, kind).items():
+            cases = {f"{name}, {count} rows of {WIDTH}": case for name, case in _cases(count, kind).items()}
+            for name, case in (cases | _large_cases(kind) if count == ROWS[0] else cases).items():
                 ours, torchs = _measured(case, blocks)
-                what = f"{name}, {count} rows of {WIDTH}, {str(kind).removeprefix('torch.')}"
+                what = f"{name}, {str(kind).removeprefix('torch.')}"
                 lines.append([what, f"{1e6 * torchs:.1f}", f"{1e6 * ours:.1f}", f"{ours / torchs:.2f}"])
                 yield Row(f"{what}: / torch", 1.0, ours / torchs, "x")
     print(table(["us", "torch", "joined", "ratio"], lines) + "\n", flush=True)
@@ -85,6 +87,18 @@ def _cases(count: int, kind: torch.dtype) -> dict[str, Case]:
         "rows by number": (_aten.index_select.out, (x, 0, numbers), {"out": out}, None),
         "rows into a cache": (_aten.index_copy_.default, (x, 0, numbers, y), {}, None),
         "int8 of rows": (_air.dynamic_quant.out, (x,), whole, None),
+    }
+
+
+def _large_cases(kind: torch.dtype) -> dict[str, Case]:
+    """What torch is slow in with any number of numbers; and images in channels-last."""
+    x, out = (torch.randn(MANY_ROWS, WIDTH).to(kind) for _ in range(2))
+    image, other = (torch.randn(IMAGE).to(kind).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    return {
+        f"tanh, {MANY_ROWS} rows of {WIDTH}": (_aten.tanh.out, (x,), {"out": out}, None),
+        f"gelu by tanh, {MANY_ROWS} rows of {WIDTH}": (_aten.gelu.out, (x,), {"out": out, "approximate": "tanh"}, None),
+        f"sum of images {list(IMAGE)}": (_aten.add_.Tensor, (image, other), {}, None),
+        f"relu of images {list(IMAGE)}": (_aten.relu_.default, (image,), {}, None),
     }
 
 

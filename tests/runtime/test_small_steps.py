@@ -10,7 +10,7 @@ from small_steps import BF16, F16, F32, needs_kernels, numbers, run, same, whate
 
 from aotair_runtime.steps import library, table
 from aotair_runtime.steps.join import Joined, Named
-from aotair_runtime.steps.written import Lies, Steps, written
+from aotair_runtime.steps.written import HEAD, Lies, Steps, written
 
 pytestmark = needs_kernels
 
@@ -250,6 +250,30 @@ def test_a_step_that_the_library_does_not_know_is_not_made(op: int):
     unknown = Steps(written(op, 1, (4,), lies, 0.0, (0, 0)), 1)
     Joined([(Named(lambda: calls.append(op), "here"), unknown)], library.run())()
     assert calls == [op] and not out.any()
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 4, 4), (1, 8, 3, 5, 2), (6, 1, 4, 1)])
+def test_numbers_that_lie_alike_without_gaps_are_one_row_in_whatever_order(shape: tuple[int, ...]):
+    x, y = (torch.randn(shape).movedim(1, -1).contiguous().movedim(-1, 1) for _ in range(2))
+    made = table.steps(aten.add_.Tensor, (x, y), {})
+    _, dims, operands, *sizes = HEAD.unpack_from(made.data)
+    assert (dims, operands, sizes[0]) == (1, 3, x.numel())
+    want = x + y
+    run(aten.add_.Tensor, x, y)
+    same(x, want)
+
+
+@pytest.mark.parametrize("kind", [F32, BF16])
+def test_many_numbers_are_made_where_torch_is_slow(kind, monkeypatch: pytest.MonkeyPatch):
+    x = torch.randn(3, 1 << 16).to(kind)
+    out = torch.zeros_like(x)
+    run(aten.tanh.out, x, out=out)
+    same(out, x.double().tanh().to(kind), 2e-6)
+    run(aten.gelu.out, x, approximate="tanh", out=out)
+    same(out, torch.nn.functional.gelu(x.double(), approximate="tanh").to(kind), 1e-5)
+    assert table.steps(aten.gelu.out, (x,), {"out": out}) is None
+    monkeypatch.setattr(library, "is_wide", lambda: False)
+    assert table.steps(aten.tanh.out, (x,), {"out": out}) is None
 
 
 DECLINED = {

@@ -7,28 +7,19 @@ import torch
 from torch import Tensor
 
 from ..devices.results import meet
+from . import library
 from .written import FLOATS, MOST, TYPES, Steps, in_order, step
 
-_COPY, _RSQRT, _SQRT, _RECIPROCAL, _SQUARE, _GELU_ERF, _GELU_TANH, _SUB, _MUL, _DIV, _WHERE = (
-    0,
-    4,
-    3,
-    5,
-    6,
-    12,
-    13,
-    15,
-    16,
-    17,
-    32,
-)
+_COPY, _SQRT, _RSQRT, _RECIPROCAL, _SQUARE, _TANH, _GELU_ERF, _GELU_TANH = 0, 3, 4, 5, 6, 8, 12, 13
+_SUB, _MUL, _DIV, _WHERE = 15, 16, 17, 32
 OF_ONE: Mapping[str, int] = {
     "neg": 1, "abs": 2, "sqrt": _SQRT, "rsqrt": _RSQRT, "reciprocal": _RECIPROCAL, "square": _SQUARE, "exp": 7,
-    "tanh": 8, "sigmoid": 9, "silu": 10, "relu": 11,
+    "tanh": _TANH, "sigmoid": 9, "silu": 10, "relu": 11,
 }  # fmt: skip
 OF_TWO: Mapping[str, int] = {"add": 14, "sub": _SUB, "mul": _MUL, "div": _DIV, "maximum": 18, "minimum": 19}
 _POWERS = {2: _SQUARE, 0.5: _SQRT, -0.5: _RSQRT, -1: _RECIPROCAL}
 _GELUS = {"none": _GELU_ERF, "tanh": _GELU_TANH}
+_SLOW = frozenset({_TANH, _GELU_TANH})  # by torch: half as fast or less, with any number of numbers (`joined`)
 
 
 def copy(_: str, out: Tensor, args: Sequence[Any], given: dict[str, Any]) -> Steps | None:
@@ -82,7 +73,7 @@ def _as_wide(out: Tensor, args: Sequence[Any]) -> bool:
 
 
 def _pointwise(op: int, out: Tensor, args: Sequence[Any]) -> Steps | None:
-    if out.numel() > MOST:
+    if out.numel() > MOST and not (op in _SLOW and library.is_wide()):
         return None
     # Torch rounds what is added to halves, and not what they are times.
     kind = torch.float32 if op in (_MUL, _DIV) else out.dtype

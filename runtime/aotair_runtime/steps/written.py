@@ -70,8 +70,13 @@ def step(
     last: bool = False,
     kept: tuple[Tensor, ...] = (),
 ) -> Steps | None:
-    """A step over `size`, in as few dimensions as do; `last`: the last of them stays apart."""
-    lies = [Lies(one.data_ptr(), one.stride(), TYPES.get(one.dtype, 0)) for one in tensors]
+    """A step over `size`, in as few dimensions as do, in the order in which the first of the tensors lies; `last`: the
+    last of them stays apart, and all where they are."""
+    order = range(len(size)) if last else sorted(range(len(size)), key=lambda dim: -tensors[0].stride(dim))
+    size = [size[dim] for dim in order]
+    lies = [
+        Lies(one.data_ptr(), tuple(map(one.stride().__getitem__, order)), TYPES.get(one.dtype, 0)) for one in tensors
+    ]
     sizes, strides = _in_few_dimensions(tuple(size), [one.strides for one in lies], last)
     if len(sizes) > DIMS:
         return None
