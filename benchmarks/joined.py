@@ -26,7 +26,7 @@ from .five_shapes import SHAPES
 from .runtimes import medians
 
 ROWS, MANY_ROWS, WIDTH = (1, 16, 64), 2048, 768
-IMAGE = (1, 64, 32, 32)
+IMAGE, NORMED = (1, 64, 32, 32), ((1, 64, 64, 64), (1, 256, 16, 16), (1, 256, 8, 8))
 QUERIES = (
     *((1, 12, 16, 16, 32), (2, 12, 24, 24, 32), (1, 12, 128, 128, 32), (5, 12, 100, 100, 32), (8, 12, 128, 128, 32)),
     *((1, 9, 1, 512, 64), (8, 9, 1, 512, 64), (1, 9, 128, 512, 64), (1, 12, 197, 197, 64), (1, 6, 1500, 1500, 64)),
@@ -94,7 +94,11 @@ def _large_cases(kind: torch.dtype) -> dict[str, Case]:
     """What torch is slow in with any number of numbers; and images in channels-last."""
     x, out = (torch.randn(MANY_ROWS, WIDTH).to(kind) for _ in range(2))
     image, other = (torch.randn(IMAGE).to(kind).contiguous(memory_format=torch.channels_last) for _ in range(2))
-    return {
+    norms = dict[str, Case]()
+    for shape in NORMED:
+        given, made = (torch.randn(shape).to(kind).contiguous(memory_format=torch.channels_last) for _ in range(2))
+        norms[f"norm of 32 groups of images {list(shape)}"] = (_aten.group_norm.default, (given, 32), {}, [made])
+    return norms | {
         f"tanh, {MANY_ROWS} rows of {WIDTH}": (_aten.tanh.out, (x,), {"out": out}, None),
         f"gelu by tanh, {MANY_ROWS} rows of {WIDTH}": (_aten.gelu.out, (x,), {"out": out, "approximate": "tanh"}, None),
         f"sum of images {list(IMAGE)}": (_aten.add_.Tensor, (image, other), {}, None),

@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "products.h"
 #include "recurrent.h"
+#include "groups.h"
 
 /* Make `count` units of a step, by several threads where it is `work` enough. */
 static void NAME(shared)(part_of part, const struct step *step, int64_t count, int64_t work, int threads)
@@ -82,6 +83,7 @@ static int NAME(make)(const struct step *step, int threads)
     case LINEAR_INT8: NAME(multiply)(NAME(linear_int8), step, size[0], threads); return 1;
     case LINEAR_BLOCKS: NAME(multiply)(NAME(linear_blocks), step, (size[0] + 15) / 16, threads); return 1;
     case LSTM: return NAME(lstm)(step, threads);
+    case GROUP_NORM: return NAME(group_norm)(step, threads);
     default:
         if (step->op < COPY || step->op > MINIMUM)
             return 0;

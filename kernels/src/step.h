@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define LAYOUT 2
+#define LAYOUT 3
 #define DIMS 5
 
 /* What is not written down: who calls has to see to it. */
@@ -34,7 +34,9 @@ enum op {
     /* Of matrices. */
     LINEAR_INT8 = 80, LINEAR_BLOCKS,
     /* Of times. */
-    LSTM = 96
+    LSTM = 96,
+    /* Of images. */
+    GROUP_NORM = 112
 };
 
 /* A tensor: operand 0 is written. Strides count numbers, and are 0 where a dimension repeats. */

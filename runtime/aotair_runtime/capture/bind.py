@@ -31,7 +31,7 @@ from ..format.stream_rules import event
 from ..format.torch_names import dtype
 from ..format.values import argument_value
 from ..format.written import out_arguments, written_arguments, written_by
-from ..steps import join, products, table
+from ..steps import images, join, products, table
 from ..steps.join import Joined, Named
 from ..steps.written import Steps
 
@@ -126,11 +126,17 @@ def _hand_to_last(calls: list[Named], made: Callable[[], object]) -> bool:
     last = len(calls) - 1
     while last >= 0 and calls[last].call is _done_before:
         last -= 1
-    before = calls[last].call if last >= 0 else None
-    both = before.then(made) if isinstance(before, Leading) else None
-    if both is not None:
-        calls[last] = Named(both, calls[last].name)
-    return both is not None
+    if last < 0:
+        return False
+    before = calls[last]
+    if isinstance(before.call, Leading):
+        both = before.call.then(made)
+        found = None if both is None else Named(both, before.name)
+    else:
+        found = images.followed(before, made)
+    if found is not None:
+        calls[last] = found
+    return found is not None
 
 
 def _done_before() -> None:

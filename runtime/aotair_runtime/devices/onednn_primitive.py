@@ -13,7 +13,7 @@ from . import channel_affine
 from . import onednn_library as onednn
 from .base import Leading
 from .onednn_library import UNIMPLEMENTED, Argument, Description, Kept, Library, OnednnError
-from .results import meet
+from .results import has_no_gaps, meet
 
 _aten = torch.ops.aten
 KINDS = {torch.float32: onednn.F32, torch.bfloat16: onednn.BF16}
@@ -146,7 +146,7 @@ def where_there_is_one(make: Callable[[], Prepared]) -> Prepared | None:
 
 def _is_over(given: object, out: torch.Tensor) -> bool:
     """Whether a tensor is all of the result, in its order, whatever its shape."""
-    if not isinstance(given, torch.Tensor) or given.dtype != out.dtype or not _has_no_gaps(given):
+    if not isinstance(given, torch.Tensor) or given.dtype != out.dtype or not has_no_gaps(given):
         return False
     return given.data_ptr() == out.data_ptr() and given.numel() == out.numel()
 
@@ -194,13 +194,3 @@ def _is_beside(other: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> b
     if other.dtype != out.dtype or other.shape != given.shape or other.stride() != given.stride():
         return False
     return other.device == out.device and not meet(other, out)
-
-
-def _has_no_gaps(tensor: torch.Tensor) -> bool:
-    """Whether it has a number for each place of its memory: it is contiguous with its dimensions in another order."""
-    wanted = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1 and stride != wanted:
-            return False
-        wanted *= size
-    return True

@@ -21,6 +21,16 @@ def meet(one: Tensor, other: Tensor) -> bool:
     return first < start + _span(other) and start < first + _span(one)
 
 
+def has_no_gaps(tensor: Tensor) -> bool:
+    """Whether it has a number for each place of its memory: it is contiguous with its dimensions in another order."""
+    wanted = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride != wanted:
+            return False
+        wanted *= size
+    return True
+
+
 def _span(tensor: Tensor) -> int:
     """The bytes from a tensor's first number to the end of its last."""
     return reach(tensor.shape, tensor.stride()) * tensor.itemsize

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import attention, elementwise, products, recurrent, rows
+from . import attention, elementwise, images, products, recurrent, rows
 from .written import Steps
 
 _Make = Callable[[str, Tensor, Sequence[Any], dict[str, Any]], Steps | None]
@@ -29,6 +29,7 @@ _MAKERS: Mapping[str, tuple[_Make, tuple[int, ...]]] = {
     "_softmax": (rows.softmax, (0,)),
     "layer_norm": (rows.layer_norm, (0, 2)),
     "native_layer_norm": (rows.layer_norm, (0, 2)),
+    "group_norm": (images.group_norm, (0,)),
     "scaled_dot_product_attention": (attention.attention, (0, 1, 2)),
 }
 _OUT_NAMES = frozenset({"out", "tokens"})

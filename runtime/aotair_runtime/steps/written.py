@@ -20,7 +20,7 @@ MOST = 1 << 16  # numbers of a result: with more, the call itself is what takes 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TYPES = {dtype: number for number, dtype in enumerate((*FLOATS, torch.bool, torch.int64, torch.int32, torch.int8))}
 HEAD, OPERAND = struct.Struct(f"<iiq{DIMS + 1}qd2q"), struct.Struct(f"<q{DIMS}qq")
-LAYOUT = 2_000_000 + HEAD.size * 1000 + OPERAND.size  # its number, and the bytes of a step and of an operand
+LAYOUT = 3_000_000 + HEAD.size * 1000 + OPERAND.size  # its number, and the bytes of a step and of an operand
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,19 @@ def step(
 ) -> Steps | None:
     """A step over `size`, in as few dimensions as do, in the order in which the first of the tensors lies; `last`: the
     last of them stays apart, and all where they are."""
-    order = range(len(size)) if last else sorted(range(len(size)), key=lambda dim: -tensors[0].stride(dim))
-    size = [size[dim] for dim in order]
-    lies = [
-        Lies(one.data_ptr(), tuple(map(one.stride().__getitem__, order)), TYPES.get(one.dtype, 0)) for one in tensors
-    ]
-    sizes, strides = _in_few_dimensions(tuple(size), [one.strides for one in lies], last)
+    order, spread = list(range(len(size))), [one.stride() for one in tensors]
+    if not last:
+        order.sort(key=lambda dim: -spread[0][dim])
+    lies = [Lies(one.data_ptr(), own, TYPES.get(one.dtype, 0)) for one, own in zip(tensors, spread)]
+    sizes, strides = _in_few_dimensions(_in(order, size), [_in(order, own) for own in spread], last)
     if len(sizes) > DIMS:
         return None
     placed = [Lies(one.address, each, one.kind) for one, each in zip(lies, strides)]
     return Steps(written(op, len(sizes), sizes, placed, number, whole), 1, kept)
+
+
+def _in(order: Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(numbers[dim] for dim in order)
 
 
 def written(
