@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import aotair
-from aotair_runtime import collector
 from aotair_runtime.errors import AotairError
+from aotair_runtime.memory import collector
 
 
 @pytest.fixture(scope="module")
