@@ -28,6 +28,7 @@ from .capture.phases import Phase, Phases
 from .capture.pool import Pool, pool_of
 from .confine.check import check_calls
 from .devices import Device, Limits, open_device
+from .devices.collector import at_rest
 from .devices.threads import threads as on_threads
 from .errors import ArgumentError, ClosedError, DeviceError, WeightsError, in_line, shown
 from .format.html import html_table
@@ -37,7 +38,6 @@ from .format.schema import PROGRAM_FILE, Bucket, EntryPoint, Program
 from .format.sizes import describe, shape_text
 from .handover import checked, taken
 from .memory.budget import check_budget, check_memory, cost, pool_cost, raise_out_of_memory
-from .memory.collector import at_rest
 from .memory.promise import Promise, Terms, promise
 from .memory.sizes import fresh_bytes
 from .ranks.members import here

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import aotair
+from aotair_runtime.devices import collector
 from aotair_runtime.errors import AotairError
-from aotair_runtime.memory import collector
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,21 @@ def test_afterwards_it_is_as_before_whatever_happens(path: Path, enabled: bool, 
         assert gc.isenabled() is enabled and seen == [False]
         with pytest.raises(KeyError), collector.at_rest():
             raise KeyError
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_blocks_that_overlap_end_with_the_last(enabled: bool):
+    first, second = collector.at_rest(), collector.at_rest()
+    try:
+        gc.enable() if enabled else gc.disable()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not gc.isenabled(), "the other is within still"
+        second.__exit__(None, None, None)
         assert gc.isenabled() is enabled
     finally:
         gc.enable()

@@ -1,13 +1,13 @@
 """How is work recorded into a graph that shares a pool with others, and how is a failed recording undone?"""
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 
 import torch
 
 from ..errors import CaptureError
 from .base import Event, Recording, Stream, Usage
+from .collector import at_rest
 from .vendor import Unfinished, Vendor
 
 ANCHOR_COST = Usage(captures=1, streams=1)
@@ -76,19 +76,16 @@ class Recorder:
         """On the capture's stream, after what the caller has issued, and without the garbage collector: it might free
         what a capture must not touch."""
         api, before = self._vendor.api, self._vendor.api.current_stream(self._index)
-        collects = gc.isenabled()
-        gc.disable()
-        self.events.clear()
-        try:
-            with torch.inference_mode():
-                self.main.wait_stream(before)
-                api.set_stream(self.main)
-                yield
-        finally:
-            api.set_stream(before)
+        with at_rest():
             self.events.clear()
-            if collects:
-                gc.enable()
+            try:
+                with torch.inference_mode():
+                    self.main.wait_stream(before)
+                    api.set_stream(self.main)
+                    yield
+            finally:
+                api.set_stream(before)
+                self.events.clear()
 
     def close(self) -> None:
         """Let the anchors go, and the pool with them."""
