@@ -197,6 +197,8 @@ def _may_scale(known: _Graph, norm: _Norm, source: _Source) -> bool:
     layer, dtype = source.layer, norm.result.meta["val"].dtype
     if dtype in _WIDE or layer.node.target is not _aten.convolution.default or source.views:
         return False
+    if layer.node.args[6]:  # transposed, which no CPU packs
+        return False
     if not known.edits.target.packs_convolution(dtype) or layer.node.meta["val"].dim() != 4:
         return False
     same = all(one.meta["val"].dtype == dtype for one in (layer.node, *norm.constants))

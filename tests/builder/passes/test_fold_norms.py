@@ -374,8 +374,9 @@ def test_norms_in_halves_that_no_kernel_takes_are_left_alone(dtype, target):
         lambda x, w, **norm: (batch_norm(aten.linear.default(x, w), **norm),),
         lambda x, w, **norm: (batch_norm(F.conv2d(x[..., None, None], w[..., None, None])[..., 0, 0], **norm),),
         lambda x, w, **norm: (lambda y: (batch_norm(y, **norm), y))(F.conv2d(x[..., None, None], w[..., None, None])),
+        lambda x, w, **norm: (batch_norm(F.conv_transpose2d(x[..., None, None], w.t()[..., None, None]), **norm),),
     ],
-    ids=["linear", "behind a view", "other readers"],
+    ids=["linear", "behind a view", "other readers", "transposed"],
 )
 def test_norms_of_bfloat16_elsewhere_are_left_alone(function):
     constants = {name: one.bfloat16() for name, one in ({"w": r(6, 4)} | statistics(6)).items()}
