@@ -1,6 +1,7 @@
 /* All kernels for one set of instructions: this is read once for each, with another NAME. */
 
 #include "numbers.h"
+#include "turned.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "chosen.h"

@@ -141,6 +141,41 @@ static inline void NAME(rows_by_block)(const char *weight, const float *x, int64
     }
 }
 
+#if PAIRS
+/* Rows of pairs, of which there are `count`, by the four vectors of a block; sums lie a block apart. */
+static inline __attribute__((always_inline)) void NAME(pairs_by_block)(const uint32_t *weight, const uint32_t *x,
+                                                                       int64_t width, int64_t deep, const int count,
+                                                                       float *sums)
+{
+    __m512 made[4 * 4];
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * 4; i++) made[i] = _mm512_loadu_ps(sums + i / 4 * BLOCK + i % 4 * 16);
+    for (int64_t k = 0; k < deep; k++, weight += BLOCK) {
+        #pragma GCC unroll 16
+        for (int i = 0; i < count * 4; i++)
+            made[i] = _mm512_dpbf16_ps(made[i], (__m512bh)_mm512_set1_epi32(x[i / 4 * width + k]),
+                                       (__m512bh)_mm512_loadu_si512(weight + i % 4 * 16));
+    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < count * 4; i++) _mm512_storeu_ps(sums + i / 4 * BLOCK + i % 4 * 16, made[i]);
+}
+
+/* The same of any number of rows: a part of the block meets all rows while it is near. */
+static void NAME(rows_of_pairs_by_block)(const uint32_t *weight, const uint32_t *x, int64_t width, int64_t rows,
+                                         float *sums)
+{
+    for (int64_t k = 0; k < width; k += DEEP) {
+        const int64_t deep = width - k < DEEP ? width - k : DEEP;
+        const uint32_t *part = weight + k * BLOCK;
+        int64_t row = 0;
+        for (; row + 4 <= rows; row += 4)
+            NAME(pairs_by_block)(part, x + row * width + k, width, deep, 4, sums + row * BLOCK);
+        for (; row < rows; row++)
+            NAME(pairs_by_block)(part, x + row * width + k, width, deep, 1, sums + row * BLOCK);
+    }
+}
+#endif
+
 /* Operands: result (rows, n), x (rows, width) as floats without gaps, weight in blocks of 64 rows: in each lie, for each
    number of a row of x, or two of bfloat16, those of the block that meet them; bias (n,). size: n, rows, width, bytes of
    a block; whole[0]: whether there is a bias. A unit are 16 rows of the weight. */

@@ -49,11 +49,13 @@ static inline void NAME(asked)(struct NAME(held) * held, int64_t one, const stru
 /* Whether a query sees all tokens of a whole part, as far as that is fast to see. */
 static inline int NAME(hides_nothing)(const struct NAME(mask) * mask, int64_t query, int64_t tokens)
 {
-    if (tokens < AT_A_TIME || (mask->data && (mask->type != BOOL || mask->token != 1)))
+    if (tokens < AT_A_TIME || !mask->data)
+        return tokens == AT_A_TIME;
+    if (mask->type != BOOL || mask->token != 1)
         return 0;
     const uint8_t *seen = (const uint8_t *)mask->data + mask->start + query * mask->query;
     int hidden = 0;
-    for (int i = 0; mask->data && i < AT_A_TIME; i++) hidden |= seen[i] == 0;
+    for (int i = 0; i < AT_A_TIME; i++) hidden |= seen[i] == 0;
     return !hidden;
 }
 

@@ -7,7 +7,7 @@
 struct NAME(layer) {
     const struct step *step;
     int64_t times, batch, hidden, ways, groups, type;
-    int64_t width, deep;                                          /* words of a row of x, and of h */
+    int64_t width, deep;                               /* words of a row of x, and of h */
     float *x, *gates, *weight_x, *weight_h, *h[2], *c; /* what is made on the way */
 };
 
