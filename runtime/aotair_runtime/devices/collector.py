@@ -12,9 +12,9 @@ _collects = False  # whether it was on before the first of them
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
-    """Within the block nothing is collected, in whichever thread: a capture must not meet what that may free, and a load
-    makes tens of thousands of objects that stay, over which each pass takes a tenth of a second to find nothing. The
-    last of blocks that overlap turns it on again, if it was on before the first."""
+    """Within the block nothing is collected, in whichever thread: a capture must not meet what that may free, and a
+    load makes tens of thousands of objects that stay, over which each pass takes a tenth of a second to find nothing.
+    The last of blocks that overlap turns it on again, if it was on before the first."""
     global _resting, _collects
     with _lock:
         if not _resting:

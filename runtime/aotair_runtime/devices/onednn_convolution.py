@@ -15,7 +15,7 @@ from ..format.packed import CONVOLUTION
 from . import large_pages
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Given, Prepared, product_of, where_there_is_one
 from .results import meet
 
 _ops = torch.ops.mkldnn
@@ -276,10 +276,8 @@ class Convolution(Prepared):
     def _looks(self) -> tuple[object, ...]:
         return self._operands.shape, self._layout().lies, self._operands.bias is None
 
-    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
-        given: list[tuple[int, torch.Tensor | c_void_p]] = [(onednn.SRC, self._operands.x)]
-        given += [(onednn.WEIGHTS, self._layout().memory), (onednn.DST, self._result)]
-        return given if self._operands.bias is None else [*given, (onednn.BIAS, self._operands.bias)]
+    def _given_to(self) -> list[Given]:
+        return product_of(self._operands.x, self._layout().memory, self._result, self._operands.bias)
 
     def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
         given, layout = self._operands, self._layout()

@@ -16,7 +16,7 @@ from . import onednn_library as onednn
 from .base import Allocates
 from .int8_linear import row_scales
 from .onednn_library import UNIMPLEMENTED, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, Step, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Given, Prepared, Step, product_of, where_there_is_one
 from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
 
@@ -133,8 +133,8 @@ class Product(Prepared):
         factors = tuple((op, factor.dim()) for op, factor in self._factors)
         return self._weight.lies, self._x.shape, self._result.shape, self._result.dtype, factors
 
-    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
-        return [(onednn.SRC, self._x), (onednn.WEIGHTS, self._weight.memory), (onednn.DST, self._result)]
+    def _given_to(self) -> list[Given]:
+        return product_of(self._x, self._weight.memory, self._result)
 
     def _desc(self, kept: Kept) -> c_void_p:
         return _matrix(kept, self._result.shape, KINDS[self._result.dtype])
@@ -165,7 +165,7 @@ class Rounding(Prepared):
     def _looks(self) -> tuple[object, ...]:
         return self._x.dtype, self._x.shape, self._x.stride()
 
-    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
+    def _given_to(self) -> list[Given]:
         return [(onednn.SRC, self._x), (onednn.DST, self._result), (onednn.SCALES | onednn.DST, self._scale)]
 
     def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:

@@ -39,6 +39,7 @@ class Follower(NamedTuple):
 
 
 Step = tuple[int, c_void_p | None]  # the same to oneDNN: how the tensor lies
+Given = tuple[int, torch.Tensor | c_void_p]  # what something is to a primitive, and the tensor or oneDNN's memory
 
 
 class Prepared(Leading):
@@ -63,8 +64,8 @@ class Prepared(Leading):
         `kept`. Raises OnednnError where there is no fast kernel."""
 
     @abc.abstractmethod
-    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
-        """What the primitive is called with beside what the followers read: tensors, or oneDNN's memory."""
+    def _given_to(self) -> list[Given]:
+        """What the primitive is called with beside what the followers read."""
 
     @abc.abstractmethod
     def _with(self, followers: tuple[Follower, ...]) -> "Prepared | None":
@@ -118,8 +119,10 @@ class Prepared(Leading):
 
     def _desc_beside(self, kept: Kept, follower: Follower) -> c_void_p | None:
         """How the other tensor that a follower reads lies."""
-        if follower.other is None or not follower.of_channels:
-            return None if follower.other is None else self._desc(kept)
+        if follower.other is None:
+            return None
+        if not follower.of_channels:
+            return self._desc(kept)
         channels = len(follower.other)
         sizes = (1, channels, *[1] * (self._result.dim() - 2))
         return kept.desc(sizes, KINDS[follower.other.dtype], (channels, *[1] * (len(sizes) - 1)))
@@ -127,6 +130,14 @@ class Prepared(Leading):
     def _desc(self, kept: Kept) -> c_void_p:
         """How the result lies, and each tensor that is beside it."""
         return kept.desc(self._result.shape, KINDS[self._result.dtype], self._result.stride())
+
+
+def product_of(
+    x: torch.Tensor, weight: c_void_p, result: torch.Tensor, bias: torch.Tensor | None = None
+) -> list[Given]:
+    """What a primitive that multiplies by a weight is called with."""
+    given: list[Given] = [(onednn.SRC, x), (onednn.WEIGHTS, weight), (onednn.DST, result)]
+    return given if bias is None else [*given, (onednn.BIAS, bias)]
 
 
 def _place(number: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from . import onednn_library as onednn
 from .onednn_library import UNIMPLEMENTED, Blocks, Kept, Library, OnednnError, library
-from .onednn_primitive import KINDS, Follower, Prepared, where_there_is_one
+from .onednn_primitive import KINDS, Follower, Given, Prepared, product_of, where_there_is_one
 from .onednn_weight import PROBE, BlockedWeight, bytes_in
 from .results import meet
 
@@ -182,10 +182,8 @@ class Product(Prepared):
         sizes = self._operands.x.shape, self._result.shape
         return self._weight.kind, self._weight.lies, sizes, self._operands.bias is None
 
-    def _given_to(self) -> list[tuple[int, torch.Tensor | c_void_p]]:
-        given: list[tuple[int, torch.Tensor | c_void_p]] = [(onednn.SRC, self._operands.x)]
-        given += [(onednn.WEIGHTS, self._weight.memory), (onednn.DST, self._result)]
-        return given if self._operands.bias is None else [*given, (onednn.BIAS, self._operands.bias)]
+    def _given_to(self) -> list[Given]:
+        return product_of(self._operands.x, self._weight.memory, self._result, self._operands.bias)
 
     def _described(self, kept: Kept) -> tuple[c_void_p, Mapping[int, c_void_p]]:
         weight, given, result = self._weight, self._operands, self._result
