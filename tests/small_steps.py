@@ -1,9 +1,8 @@
 """Steps of `aotair-kernels` made alone: numbers to call them with, and what came beside what torch gives."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pytest
@@ -20,15 +19,6 @@ SPECIAL = (0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, 8
 
 
 pays = attention._pays
-
-
-@contextlib.contextmanager
-def whatever_pays() -> Iterator[None]:
-    """Within, kernels are taken where torch's are faster, too: they are right there as well."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "is_wide", lambda: True)
-        patch.setattr(attention, "_pays", lambda *_: True)
-        yield
 
 
 def run(

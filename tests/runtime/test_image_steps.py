@@ -8,22 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_steps import BF16, F16, F32, make, needs_kernels, numbers, run, same, whatever_pays
+from small_steps import BF16, F16, F32, make, needs_kernels, numbers, run, same
 
 import aotair
 from aotair_runtime.steps import images, library, table
 from aotair_runtime.steps.join import Joined, Named
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("whatever_pays")]
 
 aten = torch.ops.aten
 NORM, DENSE = aten.group_norm.default, torch.channels_last
-
-
-@pytest.fixture(autouse=True, scope="module")
-def kernels():
-    with whatever_pays():
-        yield
 
 
 def image(shape, kind=F32, seed=0) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_steps import BF16, F16, F32, make, needs_kernels, numbers, run, same, whatever_pays
+from small_steps import BF16, F16, F32, make, needs_kernels, numbers, run, same
 
 from aotair_runtime.devices import onednn_product
 from aotair_runtime.devices.onednn_library import Blocks
@@ -15,16 +15,10 @@ from aotair_runtime.devices.onednn_product import LibraryWeight
 from aotair_runtime.steps import library, products, table
 from aotair_runtime.steps.written import Steps
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("whatever_pays")]
 
 aten, air = torch.ops.aten, torch.ops.air
 FLOATS = st.sampled_from([F32, BF16, F16])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def kernels():
-    with whatever_pays():
-        yield
 
 
 @given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 140) | st.just(1536), FLOATS, st.integers(0, 50))

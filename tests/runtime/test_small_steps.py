@@ -6,21 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_steps import BF16, F16, F32, needs_kernels, numbers, run, same, whatever_pays
+from small_steps import BF16, F16, F32, needs_kernels, numbers, run, same
 
 from aotair_runtime.steps import library, table
 from aotair_runtime.steps.join import Joined, Named
 from aotair_runtime.steps.written import HEAD, Lies, Steps, written
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("whatever_pays")]
 
 aten, air = torch.ops.aten, torch.ops.air
-
-
-@pytest.fixture(autouse=True, scope="module")
-def kernels():
-    with whatever_pays():
-        yield
 
 
 def laid(tensor: torch.Tensor, how: str) -> torch.Tensor:
