@@ -103,7 +103,7 @@ def exported_for(
 def _shared(model: torch.nn.Module, job: Job) -> contextlib.AbstractContextManager[Split]:
     """The model as rank 0 has it, for as long as it is exported."""
     if job.mesh and job.parallel == "model":
-        return shares_itself(lambda mesh: _cast(make_model(job, mesh), job), model, job.mesh, job.where)
+        return shares_itself(lambda mesh: _cast(make_model(job, mesh), job), model, job.mesh, job.entries, job.where)
     return contextlib.nullcontext(split(model, job.mesh, job.parallel, job.where))
 
 

@@ -69,7 +69,7 @@ def _exported(model: torch.nn.Module, job: EntryJob, sizes: Mapping[str, int], d
         with quiet_torch(), torch.no_grad(), calling(model, job.method), _with_inputs(model, job):
             program = torch.export.export(model, (), examples, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(_composites_to_decompose())
-    except ModelError:  # of the recipe's arguments
+    except (ModelError, SizesError):  # of the recipe's arguments; of what is known to have no graph for all sizes
         raise
     except Exception as error:
         if isinstance(error, UnsupportedError):

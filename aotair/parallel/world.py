@@ -3,6 +3,7 @@ for that rank; and its collectives as those of a program."""
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -37,6 +38,7 @@ def world(mesh: Sequence[Axis], rank: int, where: str) -> Iterator[DeviceMesh]:
             where=where,
             fix="build in a process of its own, before torch.distributed.init_process_group",
         )
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks_of(mesh))
     try:
         names = tuple(axis.name for axis in mesh)
@@ -48,6 +50,7 @@ def world(mesh: Sequence[Axis], rank: int, where: str) -> Iterator[DeviceMesh]:
             _axes.reset(token)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook  # torch's own says of every error which rank has it
 
 
 def in_own_words(graph: torch.fx.Graph, where: str) -> None:

@@ -1,0 +1,92 @@
+"""How does torch.distributed share a tensor out (DTensor, as parallelize_module makes it)? As a program says it."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard as Sharded
+from torch.distributed.tensor.placement_types import Placement
+
+from aotair_runtime.format.mesh import again
+from aotair_runtime.format.schema import Axis, Shard
+
+from ..errors import ModelError
+
+
+def shared_by_torch(model: nn.Module) -> dict[str, DTensor]:
+    """The tensors of a model that are shared out, by name."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: plain for name, tensor in tensors if isinstance(plain := _plain(tensor), DTensor)}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.data if isinstance(tensor, nn.Parameter) else tensor
+
+
+def keep_local_parts(model: nn.Module) -> None:
+    """Leave the model what this rank has of each tensor that is shared out; nobody has filled it."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, DTensor):
+                module._parameters[name] = nn.Parameter(_local(parameter), requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if isinstance(buffer, DTensor):
+                module._buffers[name] = _local(buffer)
+
+
+def _local(tensor: DTensor) -> Tensor:
+    made: Tensor = tensor.to_local().detach()
+    return made.clone()
+
+
+def shard_of(name: str, tensor: DTensor, mesh: Sequence[Axis], where: str) -> Shard | None:
+    """How ranks have the tensor; None where each has all of it. Raises ModelError for what no program can say."""
+    cuts: list[Shard] = []
+    shape = list(tensor.shape)
+    for axis, placement in zip(_axes(tensor.device_mesh, mesh), tensor.placements, strict=True):
+        if isinstance(placement, Replicate) or mesh[axis].size == 1:
+            continue
+        if type(placement) is not Sharded:
+            raise _cannot(name, placement, where)
+        dim = placement.dim % tensor.dim()
+        if shape[dim] % mesh[axis].size:
+            raise ModelError(
+                f"mesh: {name} {list(tensor.shape)} cannot be cut evenly along {mesh[axis].name}",
+                where=where,
+                expected=f"a multiple of {mesh[axis].size} in dimension {dim}",
+                fix="choose a number of ranks that divides it, or leave its module out of the plan",
+            )
+        shape[dim] //= mesh[axis].size
+        cuts.append(Shard(axis, dim, mesh[axis].size))
+    if len(cuts) > 2:
+        raise _cannot(name, tensor.placements, where)
+    return None if not cuts else cuts[0] if len(cuts) == 1 else again(cuts[0], cuts[1])
+
+
+def _axes(device_mesh: DeviceMesh, mesh: Sequence[Axis]) -> list[int]:
+    """The numbers of the axes of the mesh that a tensor's own one has."""
+    names = device_mesh.mesh_dim_names or ()
+    return [next(number for number, axis in enumerate(mesh) if axis.name == name) for name in names]
+
+
+def _cannot(name: str, placement: Placement | Sequence[Placement], where: str) -> ModelError:
+    return ModelError(
+        f"mesh: {name} is shared out in a way that no artifact has",
+        where=where,
+        expected="Replicate() or Shard(DIM) along each axis, and at most two that cut",
+        got=str(placement),
+    )
+
+
+def as_torch_has_it(tensor: DTensor, local: Tensor) -> DTensor:
+    """The same shared tensor over other numbers of this rank."""
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def whole(value: object) -> object:
+    """All of a result that is shared out; of another, what it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
