@@ -1,6 +1,8 @@
 """One graph for all ranks, of those that each of them has: where theirs differ in a number, that becomes data."""
 
+import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +14,13 @@ from aotair_runtime.format.schema import Axis, Shard
 
 from ..errors import UnsupportedError
 
+_aten = torch.ops.aten
 Number = int | float
 
 
 def agreed(graphs: Sequence[torch.fx.GraphModule], where: str) -> dict[str, tuple[Number, ...]]:
-    """Make the first rank's graph good for all: where others have another number, that becomes a buffer; by their names,
-    one number for each rank. Raises UnsupportedError where they differ otherwise."""
+    """Make the first rank's graph good for all: where others have another number, that becomes a buffer; gives by their
+    names one number for each rank. Raises UnsupportedError where they differ otherwise."""
     nodes = [list(one.graph.nodes) for one in graphs]
     agreeing = _Agreeing(graphs, where)
     if any(len(own) != len(nodes[0]) for own in nodes):
@@ -37,7 +40,8 @@ class _Agreeing:
     def agree_on(self, alike: Sequence[Node]) -> None:
         """Compare one operation of the ranks."""
         first = alike[0]
-        if len({(node.op, str(node.target)) for node in alike}) > 1:
+        kinds = {(node.op, "" if node.op in ("get_attr", "placeholder") else str(node.target)) for node in alike}
+        if len(kinds) > 1:
             raise self.refusal("an operation", [node.target for node in alike])
         if first.op == "get_attr":
             values = [getattr(graph, str(node.target)) for graph, node in zip(self._graphs, alike, strict=True)]
@@ -53,20 +57,36 @@ class _Agreeing:
 
     def _make_data(self, node: Node, place: int, values: Sequence[object]) -> None:
         """Let a call take a number that is this rank's own."""
-        op, graph = node.target, self._graphs[0].graph
-        overload = op._overloadname if isinstance(op, torch._ops.OpOverload) else ""
-        numbers = tuple(value for value in values if type(value) in (int, float))
-        known = overload in ("Scalar", "Tensor") and place == 1 and hasattr(op.overloadpacket, "Tensor")
-        if not known or len(numbers) < len(values):
+        op: Any = node.target
+        numbers: Any = tuple(value for value in values if type(value) in (int, float))
+        plain = place == 1 and len(numbers) == len(values)
+        if plain and op is operator.getitem:
+            self._take_own_piece(node, self._own_number(node, numbers))
+        elif plain and getattr(op, "_overloadname", "") in ("Scalar", "Tensor"):
+            # A tensor without dimensions leaves the result's dtype as a number of Python does.
+            own = self._own_number(node, numbers)
+            node.target = op.overloadpacket.Tensor
+            node.update_arg(place, self._call(node, _aten.select.int, own, 0, 0))
+        else:
             raise self.refusal(f"how {op} is called", values)
+
+    def _own_number(self, before: Node, numbers: tuple[Number, ...]) -> Node:
+        """A tensor with this rank's number alone."""
         name = f"number_of_rank_{len(self.numbers)}"
         self.numbers[name] = numbers
         self._graphs[0].register_buffer(name, torch.tensor(numbers[:1]), persistent=False)
-        with graph.inserting_before(node):
-            # A tensor without dimensions leaves the result's dtype as a number of Python does.
-            own = graph.call_function(torch.ops.aten.select.int, (graph.get_attr(name), 0, 0))
-        node.target = op.overloadpacket.Tensor
-        node.update_arg(place, own)
+        with self._graphs[0].graph.inserting_before(before):
+            return self._graphs[0].graph.get_attr(name)
+
+    def _take_own_piece(self, node: Node, number: Node) -> None:
+        """The piece of that number, of several equal ones."""
+        pieces = self._call(node, _aten.stack.default, node.args[0])
+        piece = self._call(node, _aten.index_select.default, pieces, 0, number)
+        node.target, node.args = _aten.select.int, (piece, 0, 0)
+
+    def _call(self, before: Node, op: torch._ops.OpOverload, *args: Argument) -> Node:
+        with self._graphs[0].graph.inserting_before(before):
+            return self._graphs[0].graph.call_function(op, args)
 
     def refusal(self, what: str, values: Sequence[object]) -> UnsupportedError:
         shown = "; ".join(f"rank {rank}: {str(value)[:120]}" for rank, value in enumerate(values[:4]))
@@ -80,15 +100,9 @@ class _Agreeing:
 
 
 def _said(node: Node, places: Mapping[Node, int]) -> tuple[tuple[Argument, ...], object]:
-    """The arguments of a call, by position and by name, with places in the graph for nodes; the group of a collective is
-    left out, which each rank calls by a name of its own."""
-    def place(one: Node) -> Argument:
-        return f"node {places[one]}"
-
-    args, kwargs = map_arg((node.args, node.kwargs), place)
-    if getattr(node.target, "namespace", "") == "_c10d_functional" and len(args) > 1:
-        args = args[:-1]
-    return args, kwargs
+    """The arguments of a call, by position and by name, with places in the graph for nodes."""
+    said: tuple[tuple[Argument, ...], object] = map_arg((node.args, node.kwargs), lambda one: f"node {places[one]}")
+    return said
 
 
 def cut_of(numbers: Sequence[Number], mesh: Sequence[Axis], where: str) -> tuple[Tensor, Shard]:
@@ -105,5 +119,4 @@ def cut_of(numbers: Sequence[Number], mesh: Sequence[Axis], where: str) -> tuple
 
 
 def _varies(found: Mapping[tuple[int, ...], Number], axis: int) -> bool:
-    return any(value != found[(*place[:axis], 0, *place[axis + 1 :])] for place, value in found.items())
-
+    return any(value != found[place[:axis] + (0,) + place[axis + 1 :]] for place, value in found.items())

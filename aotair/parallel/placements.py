@@ -1,11 +1,11 @@
 """How does torch.distributed share a tensor out (DTensor, as parallelize_module makes it)? As a program says it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard as Sharded
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as Sharded
 from torch.distributed.tensor.placement_types import Placement
 
 from aotair_runtime.format.mesh import again
@@ -22,22 +22,6 @@ def shared_by_torch(model: nn.Module) -> dict[str, DTensor]:
 
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.data if isinstance(tensor, nn.Parameter) else tensor
-
-
-def keep_local_parts(model: nn.Module) -> None:
-    """Leave the model what this rank has of each tensor that is shared out; nobody has filled it."""
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if isinstance(parameter, DTensor):
-                module._parameters[name] = nn.Parameter(_local(parameter), requires_grad=False)
-        for name, buffer in module._buffers.items():
-            if isinstance(buffer, DTensor):
-                module._buffers[name] = _local(buffer)
-
-
-def _local(tensor: DTensor) -> Tensor:
-    made: Tensor = tensor.to_local().detach()
-    return made.clone()
 
 
 def shard_of(name: str, tensor: DTensor, mesh: Sequence[Axis], where: str) -> Shard | None:
@@ -89,4 +73,3 @@ def as_torch_has_it(tensor: DTensor, local: Tensor) -> DTensor:
 def whole(value: object) -> object:
     """All of a result that is shared out; of another, what it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-

@@ -2,9 +2,10 @@
 the collectives by which it meets the others; torch.export takes a model that calls it."""
 
 import functools
+import inspect
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..model.arguments import MethodArguments, register_results
 from ..model.reference import calling
 from ..recipe.entry import EntryJob
 from .placements import as_torch_has_it, whole
+from .recomposed import recompose
 
 log = logging.getLogger("aotair")
 
@@ -35,8 +37,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Traced:
-    """What a rank computes in one method of its model: each graph, `graph(tensors, leaves)`, takes the model's tensors by
-    name and the tensors among the leaves of its arguments, and gives the leaves of its result. There is one for all
+    """What a rank computes in one method of its model: each graph, `graph(tensors, leaves)`, takes the model's tensors
+    by name and the tensors among the leaves of its arguments, and gives the leaves of its result. There is one for all
     sizes, by the key None, or one for the leaves' shapes of each bucket."""
 
     method: str
@@ -45,9 +47,10 @@ class Traced:
     result: _pytree.TreeSpec
 
 
-def traced(model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob) -> Traced:
-    """An entry point of a model with these shared tensors, over what this rank has of them. Raises ModelError where it
-    cannot be called, UnsupportedError for lists of the host."""
+def traced(model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob, for_all_sizes: bool) -> Traced:
+    """An entry point of a model with these shared tensors, over what this rank has of them; with one graph where that
+    can be, and `for_all_sizes` says that other ranks have it. Raises ModelError where it cannot be called,
+    UnsupportedError for lists of the host."""
     if any(item.host for item in job.inputs.values()):
         raise UnsupportedError(
             "mesh: a model that torch shares out (DTensor) takes no lists of the host",
@@ -55,9 +58,10 @@ def traced(model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob) -> Tr
             fix="leave out host: true, or share out by patterns: parallel: {PATTERN: STYLE}",
         )
     tracer = _Tracer(model, shared, job)
-    graph = tracer.graph(_symbols)
-    graphs: dict[Shapes | None, torch.fx.GraphModule] = {None: graph}
-    if not tracer.is_for_all_sizes(graph):
+    graphs: dict[Shapes | None, torch.fx.GraphModule] = {}
+    if for_all_sizes and (graph := tracer.graph_for_all_sizes()) is not None:
+        graphs = {None: graph}
+    else:
         graphs = {tracer.shapes_at(bucket): tracer.graph(_at(bucket)) for bucket in job.bucket_sizes()}
     return Traced(job.method, graphs, tracer.arguments, tracer.result)
 
@@ -67,7 +71,8 @@ _Sizes = Callable[[EntryJob, ShapeEnv], dict[str, Any]]
 
 
 class _Tracer:
-    """`arguments` and `result`: how those of the last graph are put together; `_symbols`: its sizes, as SymPy has them."""
+    """`arguments` and `result`: how those of the last graph are put together; `_symbols`: its sizes, as SymPy has
+    them."""
 
     def __init__(self, model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob):
         self._model, self._shared, self._job = model, shared, job
@@ -82,12 +87,15 @@ class _Tracer:
 
         def call(tensors: Mapping[str, Tensor], given: Sequence[Tensor]) -> list[object]:
             args, kwargs = _pytree.tree_unflatten(_with_tensors(leaves, given), self.arguments)
-            made = torch.func.functional_call(self._model, self._as_torch_has_them(tensors), args, kwargs)
+            # By position where that can be: hooks that share inputs out hear of nothing else.
+            bound = inspect.signature(self._model.forward).bind(*args, **kwargs)
+            have = self._as_torch_has_them(tensors)
+            made = torch.func.functional_call(self._model, have, bound.args, bound.kwargs)
             register_results(made)
             flat, self.result = _pytree.tree_flatten(made)
             return [whole(leaf) for leaf in flat]
 
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = _tensors_of(leaves)
         try:
             with quiet_torch(), torch.no_grad(), calling(self._model, self._job.method):
                 graph = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(own, given)
@@ -102,23 +110,26 @@ class _Tracer:
                 fix="call it for each rank yourself to see the whole trace, or share it out by patterns: "
                 "parallel: {PATTERN: STYLE}",
             ) from error
-        graph.graph.eliminate_dead_code()
+        recompose(graph.graph)
+        graph.recompile()
         return graph
 
-    def is_for_all_sizes(self, graph: torch.fx.GraphModule) -> bool:
-        """Whether what a graph with symbolic sizes assumes of them is true of every bucket. What torch assumed while it
-        chose how to share out does not count: it chose, and the graph is what it came to."""
-        leaves, own = self._given(_symbols)
-        mode = next(iter(own.values())).fake_mode
-        with quiet_torch(), torch.no_grad(), mode:
-            try:
-                graph(own, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
-            except Exception as error:
-                log.debug("the graph of %s is not for all sizes: %s", self._job.method, error)
-                return False
+    def graph_for_all_sizes(self) -> torch.fx.GraphModule | None:
+        """A graph with symbolic sizes; None where there is none that is right for every call. What torch assumes of
+        sizes while it chooses how to share out does not count: it chose, and the graph is what it came to."""
+        try:
+            graph = self.graph(_symbols)
+            leaves, own = self._given(_symbols)
+            mode = next(iter(own.values())).fake_mode
+            with quiet_torch(), torch.no_grad(), mode:
+                graph(own, _tensors_of(leaves))
+        except Exception as error:
+            log.debug("%s has no graph for all sizes: %s", self._job.method, error)
+            return None
+        assert mode.shape_env is not None, "given to it"
         assumed = [guard.expr for guard in mode.shape_env.guards]
-        at = [dict(zip(self._symbols, bucket, strict=True)) for bucket in self._job.bucket_sizes()]
-        return all(bool(expr.xreplace(sizes)) for sizes in at for expr in assumed)
+        at = [dict(zip(self._symbols, sizes, strict=True)) for sizes in _sizes_of_calls(self._job)]
+        return graph if all(bool(expr.xreplace(sizes)) for sizes in at for expr in assumed) else None
 
     def shapes_at(self, bucket: Sequence[int]) -> Shapes:
         """The shapes of the tensors among the leaves of the arguments."""
@@ -134,11 +145,11 @@ class _Tracer:
         self._symbols = [size.node.expr if isinstance(size, torch.SymInt) else size for size in known.values()]
         with mode:
             values = {
-                name: torch.empty([known.get(size, size) for size in item.shape], dtype=dtype(item.dtype))
+                name: torch.empty([known.get(str(size), size) for size in item.shape], dtype=dtype(item.dtype))
                 for name, item in self._job.inputs.items()
             }
         leaves, self.arguments = _pytree.tree_flatten(self._make_arguments(values))
-        tensors = own_tensors(self._model)
+        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         parts = {name: self._shared[name].to_local() if name in self._shared else tensors[name] for name in tensors}
         return leaves, {name: mode.from_tensor(part.detach(), static_shapes=True) for name, part in parts.items()}
 
@@ -160,13 +171,17 @@ def _symbols(job: EntryJob, env: ShapeEnv) -> dict[str, Any]:
     return found
 
 
+def _sizes_of_calls(job: EntryJob) -> Iterator[tuple[int, ...]]:
+    """Those of every bucket, and of calls that are padded along one dimension to the largest."""
+    buckets = job.bucket_sizes()
+    yield from buckets
+    for number, dim in enumerate(job.dims()):
+        for size in range(job.least(dim), buckets[-1][number]) if job.paddable(dim) else ():
+            yield (*buckets[-1][:number], size, *buckets[-1][number + 1 :])
+
+
 def _at(bucket: Sequence[int]) -> _Sizes:
     return lambda job, env: dict(zip(job.dims(), bucket, strict=True))
-
-
-def own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and buffers by name, each once."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def shapes(leaves: Sequence[object]) -> Shapes:
@@ -180,28 +195,29 @@ def _with_tensors(leaves: Sequence[object], tensors: Sequence[Tensor]) -> list[o
     return [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def call_traced(model: nn.Module, methods: Sequence[Traced]) -> None:
-    """Let the methods of a model be calls of what was traced, over its own tensors, and nothing else; the graphs lie in
-    it already."""
-    tensors = [*own_tensors(model)]
+def call_traced(own: nn.Module, model: nn.Module, methods: Sequence[Traced], tensors: Sequence[str]) -> None:
+    """Let a module that has these tensors have the methods of `model` too: calls of what was traced."""
     for one in methods:
-        model.__dict__[one.method] = _calling(model, one, tensors)
-    for hooks in (model._forward_hooks, model._forward_pre_hooks):  # they were traced too
-        hooks.clear()
+        own.__dict__[one.method] = _calling(own, getattr(model, one.method), one, tensors)
 
 
-def _calling(model: nn.Module, one: Traced, tensors: Sequence[str]) -> Callable[..., object]:
-    @functools.wraps(getattr(model, one.method))
+def _calling(
+    own: nn.Module, method: Callable[..., object], one: Traced, tensors: Sequence[str]
+) -> Callable[..., object]:
+    @functools.wraps(method)
     def call(*args: object, **kwargs: object) -> object:
         leaves, arguments = _pytree.tree_flatten((args, kwargs))
         assert arguments == one.arguments, "the recipe's inputs, as when it was traced"
         graph = one.graphs.get(None) or one.graphs.get(_numbers(shapes(leaves), one.method))
         assert graph is not None, "there is one for each bucket"
-        own = {name: operator.attrgetter(name)(model) for name in tensors}
-        made = graph(own, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        made = graph({name: operator.attrgetter(name)(own) for name in tensors}, _tensors_of(leaves))
         return _pytree.tree_unflatten(made, one.result)
 
     return call
+
+
+def _tensors_of(leaves: Sequence[object]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _numbers(sizes: Shapes, method: str) -> Shapes:
