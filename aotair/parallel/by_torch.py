@@ -61,6 +61,7 @@ def split_by_torch(
     for number, one in enumerate(ranks[0].methods):
         for place, (shapes, graph) in enumerate(one.graphs.items()):
             own.add_module(name := f"traced_{one.method}_{place}", graph)
+            graph._non_persistent_buffers_set.update(graph._buffers)  # tensors of the code, which no checkpoint has
             for held, numbers in agreed([rank.methods[number].graphs[shapes] for rank in ranks], where).items():
                 parts[f"{name}.{held}"] = Part(*cut_of(numbers, mesh, where))
     call_traced(own, model, ranks[0].methods, [*ranks[0].shards, *ranks[0].plain])

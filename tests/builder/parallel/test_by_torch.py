@@ -39,6 +39,8 @@ def test_parallelize_module(tmp_path: Path, sequence: bool):
     shards = {constant.name: constant.shard for constant in program.constants}
     assert shards["query.weight"] == Shard(0, 0, 2) and shards["out.weight"] == Shard(0, 1, 2)
     assert shards["embed.weight"] == Shard(0, 0, 2) and shards["norm.weight"] is None
+    weights = {constant.name for constant in program.constants if constant.kind == "weight"}
+    assert weights | {"out.bias", "down.bias"} == set(SharedByTorch().state_dict()), "what a checkpoint has"
     numbers = {name: shard for name, shard in shards.items() if "number_of_rank" in name}
     assert numbers and set(numbers.values()) == {Shard(0, 0, 2)}, "the first row of its table, say"
     names = {op.name.partition(".")[0].rstrip("_") for op in program.ops}
