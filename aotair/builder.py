@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from aotair_runtime.artifact.open import Artifact
+from aotair_runtime.artifact.asked import Asked
+from aotair_runtime.artifact.open import ONE_RANK, Artifact
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format.mesh import mesh_text, meshes_text
 from aotair_runtime.format.schema import PROGRAM_FILE, WEIGHTS_FILE, Origin, Program
@@ -29,7 +30,7 @@ from .model.load import load_model
 from .model.quantize import quantize
 from .model.smallest_sizes import with_least_sizes
 from .one_mesh import OneMesh, Seen, exported_for, labels
-from .pack import take_along, written_aside
+from .pack import read_back, take_along, written_aside
 from .program import Built
 from .promise import refuse_over_budget
 from .prove.prove import Proved, is_large, prove
@@ -42,7 +43,7 @@ from .recipe.recipe import Recipe
 from .report.explain import Explained
 from .report.page import pages_of_all
 from .reuse import built_like
-from .share import usable_cores
+from .share import DismissedError, Team, in_team, leave_team, told, usable_cores
 from .summary import Bisection, Listener, Quantised, Summary
 from .united import check_all, lay_down_all, pack_all
 
@@ -95,6 +96,28 @@ def build_with_summary(
 ) -> Summary:
     """Build an artifact as `build` does, and say what it came to."""
     return _build(lambda: replace(_asked(recipe), jobs=_jobs(jobs)), out, listener, bisection or Bisection(), like)
+
+
+def build_in_team(
+    recipe: Recipe, out: str | Path, listener: Listener, team: Team, jobs: int | None = None
+) -> Summary | None:
+    """Build an artifact with processes of other machines, each of which calls this with its place in the team: the
+    first writes what it would write alone, and says what it came to; the others share exports, plans and proofs, and
+    give None. Relative paths and what is imported have to mean the same to all of them, and `out` has to be a place
+    that they all see. Raises as `build` does; a process that is lost leaves the rest to the first."""
+    with in_team(team):
+        if team.number == 0:
+            return build_with_summary(recipe, out, listener, jobs=jobs)
+        with contextlib.suppress(DismissedError):
+            _share_build(recipe, jobs)
+    return None
+
+
+def _share_build(recipe: Recipe, jobs: int | None) -> None:
+    with _begun(lambda: replace(_asked(recipe), jobs=_jobs(jobs)), _Clock(Listener()), Bisection()) as line:
+        line.optimise()
+        line.planned()
+        line.share_proofs()
 
 
 def plan(recipe: str | Path | dict[str, object] | Recipe, listener: Listener | None = None) -> Program:
@@ -303,7 +326,7 @@ class _Line:
     def planned(self) -> list[Built]:
         """Each bucket specialised, planned and emitted."""
         with self.clock.stage("buckets"):
-            return [one.planned(self._progress(number)) for number, one in enumerate(self.meshes)]
+            return [one.planned(self._progress(number), self.jobs) for number, one in enumerate(self.meshes)]
 
     def _progress(self, number: int) -> Callable[[int, int], None]:
         """Tells the listener of buckets that are done for the mesh of that number, those of all meshes counted."""
@@ -332,7 +355,9 @@ class _Line:
             refuse_over_budget(one.program, self.job.needs, where)
         with self.clock.stage("prove"):
             artifacts = lay_down_all(built, folder)
+            told(str(folder.absolute()))
             proved = [self._proved(number, artifact) for number, artifact in enumerate(artifacts)]
+            leave_team()
         with self.clock.stage("pack"):
             explained = [one.explained() for one in self.meshes]
             report = pages_of_all([one.program for one in proved], built, explained, self.quantised)
@@ -342,6 +367,13 @@ class _Line:
             jobs = 1 if is_large(self.model) else self.jobs
             check_all(folder, programs, self.job.target.allowed, where, jobs)
         return self._summary(self.place, programs, nodes_before)
+
+    def share_proofs(self) -> None:
+        """The proofs of what another process of the team has written."""
+        folder = Path(told(""))
+        for number, one in enumerate(self.meshes):
+            asked = Asked(one.job.mesh) if len(self.meshes) > 1 else ONE_RANK
+            self._proved(number, read_back(folder, asked))
 
     def _proved(self, number: int, artifact: Artifact) -> Proved:
         one = self.meshes[number]

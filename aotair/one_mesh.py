@@ -51,10 +51,10 @@ class OneMesh:
         """Those that need numbers for sizes, over the largest buckets."""
         run_bucket_passes(self.exported, self.job, self.observer)
 
-    def planned(self, progress: Callable[[int, int], None]) -> Built:
+    def planned(self, progress: Callable[[int, int], None], jobs: int = 1) -> Built:
         """Each bucket specialised, planned and emitted."""
-        parts = self.shared.parts
-        return build_program(self.exported, self.job, progress, self.observer, self.bisection.stop_after, parts)
+        parts, stop_after = self.shared.parts, self.bisection.stop_after
+        return build_program(self.exported, self.job, progress, self.observer, stop_after, parts, jobs)
 
     def explained(self) -> Explained:
         """What passes and rules did, and left alone."""

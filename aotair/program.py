@@ -1,5 +1,6 @@
 """From an exported, optimised graph to a program: every bucket specialised, planned, checked and emitted."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,9 +47,11 @@ from .plan.shared import Interface, shared_places
 from .recipe.entry import EntryJob
 from .recipe.job import Job
 from .recipe.recipe import InputPart
+from .share import shared_out
 from .stored import StoredConstants
 
 TORCH_MIN = "2.9"
+_WORTH = 5000  # intervals of all buckets whose planning is worth other processes
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -70,10 +73,11 @@ def build_program(
     observer: Observer | None = None,
     stop_after: str | None = None,
     parts: Mapping[str, Part] | None = None,
+    jobs: int = 1,
 ) -> Built:
     """`exported` has a graph or more for each of the recipe's entry points; `progress` hears (buckets done, in all),
     `observer` the passes over each bucket's graph, of which `stop_after` names the last. `parts`: by name, the model's
-    tensors of which `exported` has rank 0's parts."""
+    tensors of which `exported` has rank 0's parts. So many processes share the planning, where that is worth it."""
     observer = observer or Observer(job.target)
     tables = Tables(axes=tuple(axis.name for axis in job.mesh))
     stored = StoredConstants(exported[0].names, job.model.share_equal_weights, parts or {}, job.mesh)
@@ -83,18 +87,18 @@ def build_program(
     done = 0
     for one in job.entries:
         graphs = [graph for graph in exported if graph.entry == one.entry]
-        planned = []
+        lowered = []
         for sizes in one.bucket_sizes():
             progress(done, total)
             graph = next(graph for graph in graphs if graph.serves(sizes))
-            planned.append(_planned(graph, job, one, sizes, observer, stop_after))
+            lowered.append(_lowered(graph, job, one, sizes, observer, stop_after))
             done += 1
-        plans = _plans(job, planned)
+        plans = _plans(job, lowered, jobs)
         pictures |= {
             (one.entry, item.sizes): picture(item.graph, item.lives, plan, ALIGNMENT)
-            for item, plan in zip(planned, plans)
+            for item, plan in zip(lowered, plans)
         }
-        entries.append(_entry_point(graphs[0], one, _emitted(job, one, zip(planned, plans), tables, stored)))
+        entries.append(_entry_point(graphs[0], one, _emitted(job, one, zip(lowered, plans), tables, stored)))
     progress(total, total)
     states = _states(exported, tables, stored)
     prologue = stored.prologue(tables, job.config.experimental_config.plan_effort, ALIGNMENT)
@@ -166,8 +170,8 @@ def _options(job: Job) -> Options:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """One bucket's graph, what of it needs memory, and the lowest plan found."""
+class _Lowered:
+    """One bucket's graph, and what of it needs memory."""
 
     exported: Exported
     sizes: tuple[int, ...]
@@ -175,19 +179,15 @@ class _Planned:
     graph: torch.fx.Graph
     kernels: Mapping[Node, Kernel]
     lives: Lifetimes
-    plan: Plan
 
 
-def _planned(
+def _lowered(
     exported: Exported, job: Job, one: EntryJob, sizes: tuple[int, ...], observer: Observer, stop_after: str | None
-) -> _Planned:
+) -> _Lowered:
     module, where = _bucket_graph(exported, job, one, sizes, observer, stop_after)
     kernels = select(module.graph, job.target)
     lives = lifetimes(module.graph, _spaces(exported, module.graph, one), kernels)
-    effort = job.config.experimental_config.plan_effort
-    return _Planned(
-        exported, sizes, where, module.graph, kernels, lives, plan_arena(lives.intervals, ALIGNMENT, effort)
-    )
+    return _Lowered(exported, sizes, where, module.graph, kernels, lives)
 
 
 def run_bucket_passes(exported: Sequence[Exported], job: Job, observer: Observer) -> None:
@@ -223,22 +223,27 @@ def specialised(
     return module, bucket
 
 
-def _interface(item: _Planned) -> Interface:
+def _interface(item: _Lowered, plan: Plan) -> Interface:
     places = {node.name: position for position, node in enumerate(item.graph.find_nodes(op="placeholder"))}
     homes = [item.lives.home(node) for node in results_of(item.graph)]
     return Interface(
         item.lives.intervals,
-        item.plan,
+        plan,
         tuple(item.lives.copies.get(places[name]) for name in item.exported.inputs.values()),
         tuple(home.root.index if home is not None and home.root.space == Space.ARENA else None for home in homes),
     )
 
 
-def _plans(job: Job, planned: Sequence[_Planned]) -> list[Plan]:
-    """The plans of an entry point's buckets, with one layout of inputs and outputs where that costs nothing; proved."""
-    interfaces = [_interface(item) for item in planned]
-    plans = shared_places(interfaces, ALIGNMENT, job.config.experimental_config.plan_effort)
-    for item, plan in zip(planned, plans, strict=True):
+def _plans(job: Job, lowered: Sequence[_Lowered], jobs: int) -> list[Plan]:
+    """The plans of an entry point's buckets, the lowest that are found, with one layout of inputs and outputs where
+    that costs nothing; proved."""
+    effort = job.config.experimental_config.plan_effort
+    many = sum(len(item.lives.intervals) for item in lowered) > _WORTH
+    tasks = [functools.partial(plan_arena, item.lives.intervals, ALIGNMENT, effort) for item in lowered]
+    lowest = shared_out(tasks, jobs if many else 1)
+    interfaces = [_interface(item, plan) for item, plan in zip(lowered, lowest, strict=True)]
+    plans = shared_places(interfaces, ALIGNMENT, effort)
+    for item, plan in zip(lowered, plans, strict=True):
         if wrong := violations(item.lives.intervals, plan, ALIGNMENT):
             raise InternalError(f"{item.where}: the memory plan is wrong: {wrong[0]}")
     return plans
@@ -247,7 +252,7 @@ def _plans(job: Job, planned: Sequence[_Planned]) -> list[Plan]:
 def _emitted(
     job: Job,
     one: EntryJob,
-    planned: Iterable[tuple[_Planned, Plan]],
+    planned: Iterable[tuple[_Lowered, Plan]],
     tables: Tables,
     stored: StoredConstants,
 ) -> tuple[Bucket, ...]:

@@ -1,6 +1,8 @@
-"""How is work shared out to several processes? They are copies of this one: each answers what this one would."""
+"""How is work shared out to several processes? They are copies of this one: each answers what this one would. Or they
+do the same work on other machines, and tell each other what each has found in a part of it."""
 
 import contextlib
+import contextvars
 import logging
 import os
 import pickle
@@ -9,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -45,10 +47,13 @@ def shared_out(
     """What each task gives, in their order, made by as many processes, of which this is one; what they give is pickled,
     and nothing else that they do is seen here. `begun` hears how many tasks have been begun.
 
-    Raises what the first task raises that does so, and ProcessError where a process is killed; none is left behind.
+    Where this process is in a team, each of its processes makes a part of them, as so many. Raises what the first task
+    raises that does so, and ProcessError where a process is killed; none is left behind.
     """
     found: dict[int, T] = {}
-    if jobs > 1 and 1 < len(tasks) <= _MOST:
+    if (team := _team.get()) is not None and len(tasks) > 1:
+        found = _made_by_all(team, tasks, jobs, begun)
+    elif jobs > 1 and 1 < len(tasks) <= _MOST:
         found = _answers(tasks, min(jobs, len(tasks)) - 1, begun)
     for number, task in enumerate(tasks):
         if number not in found:  # nobody came to it, or it fails: here too, and with its own words
@@ -86,6 +91,105 @@ def _work(
                 log.debug("task %d fails in process %d: %s", task, os.getpid(), error, exc_info=True)
                 while os.read(queue, _NUMBER):  # nobody begins another one
                     pass
+    return found
+
+
+# ---- a team ----------------------------------------------------------------------------------------------------------
+
+
+class Team(Protocol):
+    """Processes of several machines that do the same work, step by step: this is the one of that number, from 0, of so
+    many."""
+
+    number: int
+    count: int
+
+    def exchange(self, mine: object) -> list[Any] | None:
+        """What each of them gives in this step, in their order; None once one of them is lost."""
+
+
+class DismissedError(BaseException):
+    """The first process of the team goes on alone, and this is another one."""
+
+
+_team: contextvars.ContextVar[Team | None] = contextvars.ContextVar("team", default=None)
+_handed_over: contextvars.ContextVar[bool] = contextvars.ContextVar("handed_over", default=False)
+
+
+@contextlib.contextmanager
+def in_team(team: Team) -> Iterator[None]:
+    """Within the block, tasks that are shared out are those of the team. Raises DismissedError in all but the first
+    process where one is lost, or fails at a task: the first goes on alone."""
+    token = _team.set(team)
+    try:
+        yield
+    finally:
+        _team.reset(token)
+
+
+def leave_team() -> None:
+    """What comes from here on is not for the team."""
+    _team.set(None)
+
+
+def told(mine: str) -> str:
+    """What the first process of the team says here; without a team, the same."""
+    said = None if _team.get() is None else _exchanged(mine)
+    return mine if said is None else str(said[0])
+
+
+def is_handed_over() -> bool:
+    """Whether what a task gives now is for other processes too."""
+    return _handed_over.get()
+
+
+def _exchanged(mine: object) -> list[Any] | None:
+    """What all processes give; None in the first one where others are lost, which leaves the team."""
+    team = _team.get()
+    assert team is not None, "asked before"
+    said = team.exchange(mine)
+    if said is None:
+        if team.number:
+            raise DismissedError
+        log.warning("a process that shares the work of the build is lost: the first one goes on alone")
+        leave_team()
+    return said
+
+
+def _made_by_all(team: Team, tasks: Sequence[Callable[[], T]], jobs: int, begun: Callable[[int], None]) -> dict[int, T]:
+    """What the tasks give, by number: each process makes every so-manieth. Where one fails, the first process makes it
+    itself, to fail in its own words."""
+    mine = range(team.number, len(tasks), team.count)
+    token = _handed_over.set(True)
+    try:
+        own = [tasks[number] for number in mine]
+        if min(jobs, len(own)) > 1 and len(own) <= _MOST:
+            made = _answers(own, min(jobs, len(own)) - 1, lambda place: begun(mine[place]))
+        else:
+            made = _in_turn(own, lambda place: begun(mine[place]))
+    finally:
+        _handed_over.reset(token)
+    own_found = {mine[place]: answer for place, answer in made.items()}
+    found: dict[int, T] = {}
+    for theirs in _exchanged(own_found) or [own_found]:
+        found |= theirs
+    if len(found) < len(tasks) and _team.get() is not None:
+        if team.number:
+            raise DismissedError
+        leave_team()
+    return found
+
+
+def _in_turn(tasks: Sequence[Callable[[], T]], begun: Callable[[int], None]) -> dict[int, T]:
+    """What tasks give, by number, up to the first that fails."""
+    found: dict[int, T] = {}
+    for number, task in enumerate(tasks):
+        begun(number)
+        try:
+            found[number] = task()
+        except Exception as error:
+            log.debug("task %d fails: %s", number, error, exc_info=True)
+            break
     return found
 
 

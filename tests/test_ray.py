@@ -8,14 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-import yaml
-from cases import RECIPES, ROOT
-from click.testing import CliRunner
+from cases import ROOT
 from marks import long
 from ray import serve
 
 import aotair
-from aotair.cli import main
 from aotair.recipe.read import read_recipe
 from aotair.serving.ray import Options, app
 from aotair_runtime.errors import ArgumentError, RankError
@@ -107,29 +104,6 @@ def test_tokens_come_as_they_are_made(block: Deployed, folder: Path, name: str):
         for wrong in ({"prompt": [512]}, {"prompt": []}, {"prompt": "hello"}, {"prompt": [1], "max_tokens": 1000}, {}):
             assert client.post("/generate", json=wrong).status_code == 400
     serve.delete(name)
-
-
-def test_recipes_are_built_by_workers_into_the_same_bytes(
-    block: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "here").mkdir()
-    files = []
-    for name in ("linear", "swap"):
-        files.append(tmp_path / f"{name}.yaml")
-        files[-1].write_text(yaml.safe_dump(RECIPES[name] | {"name": name}))
-        aotair.build(files[-1], tmp_path / "here" / f"{name}.aotair")
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(yaml.safe_dump(RECIPES["linear"] | {"name": "wrong", "model": {"factory": "nothing:here"}}))
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["build", *map(str, files), str(wrong), "--on", "ray"], catch_exceptions=False)
-    assert result.exit_code == 1 and f"error: {wrong}: model.factory: cannot import" in result.stderr
-    for name in ("linear", "swap"):
-        made, want = tmp_path / f"{name}.aotair", tmp_path / "here" / f"{name}.aotair"
-        names = sorted(file.relative_to(want) for file in want.rglob("*") if file.is_file())
-        assert names == sorted(file.relative_to(made) for file in made.rglob("*") if file.is_file())
-        assert all((made / file).read_bytes() == (want / file).read_bytes() for file in names)
-    result = CliRunner().invoke(main, ["build", str(files[0]), "--on", "ray", "--jobs", "99"])
-    assert result.exit_code == 1 and "no machine of the Ray cluster has so many processors" in result.stderr
 
 
 def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: Path, tmp_path: Path):

@@ -1,8 +1,8 @@
 """The graphs of all entry points: those of a large model are exported by several processes, and come from these into
 this one.
 
-torch pickles graphs with their symbolic sizes. Tensors of the model are not copied but named by where they lie, which
-is the same in a process and its copies.
+torch pickles graphs with their symbolic sizes. Tensors of the model are not copied: each is named by its place among
+all of them, which is the same in a process and its copies, and where another machine has loaded the same model.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.hidden_state import hidden_tensors
 from ..recipe.entry import EntryJob
-from ..share import shared_out
+from ..share import is_handed_over, shared_out
 from .exported import Exported, NamedTensor
 from .variants import export_buckets
 
@@ -42,7 +42,8 @@ def export_entries(model: torch.nn.Module, entries: Sequence[EntryJob], jobs: in
 def _exported(model: torch.nn.Module, one: EntryJob, tensors: "_Tensors", first: int) -> list[Exported] | list[bytes]:
     """The graphs of an entry point, packed where another process than the first one has made them."""
     graphs = export_buckets(model, one)
-    return graphs if os.getpid() == first else [tensors.packed(graph) for graph in graphs]
+    stays = os.getpid() == first and not is_handed_over()
+    return graphs if stays else [tensors.packed(graph) for graph in graphs]
 
 
 class _Tensors:
@@ -50,8 +51,9 @@ class _Tensors:
 
     def __init__(self, model: torch.nn.Module):
         held = (*model.parameters(), *model.buffers(), *(tensor for _, tensor in hidden_tensors(model)))
-        self._by_place = {_place(tensor): tensor.detach() for tensor in held if _has_a_place(tensor)}
-        self._memory = {tensor.untyped_storage().data_ptr() for tensor in self._by_place.values()}
+        self._held = [tensor.detach() for tensor in held if _has_a_place(tensor)]
+        self._numbers = {_place(tensor): number for number, tensor in enumerate(self._held)}
+        self._memory = {tensor.untyped_storage().data_ptr() for tensor in self._held}
 
     def packed(self, one: Exported) -> bytes:
         """A graph, pickled. Raises what torch raises, and ValueError, where that cannot be."""
@@ -73,16 +75,16 @@ class _Tensors:
 
     def _found(self, named: Mapping[str, Any]) -> dict[str, NamedTensor]:
         return {
-            placeholder: NamedTensor(name, what if isinstance(what, torch.Tensor) else self._by_place[what])
+            placeholder: NamedTensor(name, what if isinstance(what, torch.Tensor) else self._held[what])
             for placeholder, (name, what) in named.items()
         }
 
-    def _reference(self, tensor: torch.Tensor) -> Place | torch.Tensor:
-        """Where a tensor of the model lies; or the tensor itself, which the export has made."""
+    def _reference(self, tensor: torch.Tensor) -> int | torch.Tensor:
+        """The number of a tensor of the model; or the tensor itself, which the export has made."""
         if not _has_a_place(tensor):
             return tensor
-        if (place := _place(tensor)) in self._by_place:
-            return place
+        if (number := self._numbers.get(_place(tensor))) is not None:
+            return number
         if tensor.untyped_storage().data_ptr() in self._memory:
             raise ValueError("a tensor that looks at a part of another cannot be handed over")
         return tensor
