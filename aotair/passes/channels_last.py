@@ -16,6 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import Node
 
+from aotair_runtime.confine.op_table import demands
 from aotair_runtime.devices.onednn_convolution import dense_strides, is_of_single_channels
 
 from ..graph.fake import fake_mode, fake_result, relay
@@ -44,7 +45,7 @@ def run(module: torch.fx.GraphModule, edits: Edits) -> None:
     if chosen:
         (output,) = graph.find_nodes(op="output")
         before = {node: node.meta["val"] for node in operands(output) if isinstance(node, Node)}
-        relay(graph, lambda node: _reads_dense(node) if node in chosen else None)
+        relay(graph, lambda node: _reads_dense(node) if node in chosen else _reads_rows(node))
         _as_before(output, before)
 
 
@@ -87,6 +88,20 @@ def _reads_dense(node: Node) -> None:
         copied = node.graph.call_function(_aten.clone.default, (x,), {"memory_format": _DENSE})
     _take_after(copied, node)
     node.args = (copied, *node.args[1:])
+
+
+def _reads_rows(node: Node) -> None:
+    """Let an op whose results have to lie row by row, or column by column, read an image row by row."""
+    if not isinstance(node.target, torch._ops.OpOverload) or "dense" not in demands(node.target.name()).tensors:
+        return
+    for place, x in enumerate(node.args):
+        value = x.meta.get("val") if isinstance(x, Node) else None
+        if isinstance(x, Node) and isinstance(value, torch.Tensor) and not value.is_contiguous():
+            with node.graph.inserting_before(node):
+                rows = {"memory_format": torch.contiguous_format}
+                copied = node.graph.call_function(_aten.clone.default, (x,), rows)
+            _take_after(copied, x)
+            node.update_arg(place, copied)
 
 
 def _is_dense(image: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import aotair
 from aotair.graph.show import show
 from aotair.passes import channels_last
+from aotair_runtime.confine.op_table import demands
 
 aten, DENSE = torch.ops.aten, torch.channels_last
 IMAGE, ROW = r(2, 4, 9, 8), r(2, 4, 9)
@@ -175,14 +176,40 @@ def test_graphs_that_see_tensors_by_their_strides_keep_the_layout():
     assert run_pass(channels_last, module).count == 0
 
 
+ROWS_ALONE = {
+    "norm of the batch's own": lambda y: F.batch_norm(y, None, None, training=True),
+    "matrix exponential": lambda y: torch.linalg.matrix_exp(y[..., :7] / 8),
+    "triangle": lambda y: y.tril(),
+    "cross product": lambda y: torch.linalg.cross(y[:, :3], y[:, 3:], dim=1),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("kind", ROWS_ALONE)
+def test_what_has_to_lie_row_by_row_reads_a_copy(kind, symbolic):
+    x = r(2, 4, 7, 9)
+    module = laid(
+        lambda x, v: (ROWS_ALONE[kind](F.conv2d(x, v, padding=1)) * 2,), x, {"v": WEIGHTS["v"]}, 1, symbolic=symbolic
+    )
+    (found,) = [node for node in module.graph.nodes if node.op == "call_function" and "dense" in _demanded(node)]
+    value = found.meta["val"]
+    assert (value[0] if isinstance(value, tuple) else value).is_contiguous()
+
+
+def _demanded(node: torch.fx.Node) -> tuple[str, ...]:
+    return demands(node.target.name()).tensors if isinstance(node.target, torch._ops.OpOverload) else ()
+
+
 class Small(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3)
 
+        self.norm = torch.nn.BatchNorm2d(8, track_running_stats=False)
+
     def forward(self, x):
-        return self.second(self.first(x).relu())
+        return self.second(self.norm(self.first(x)).relu())
 
 
 @pytest.mark.parametrize("on", [True, False])
