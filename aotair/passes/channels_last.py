@@ -98,8 +98,7 @@ def _reads_rows(node: Node) -> None:
         value = x.meta.get("val") if isinstance(x, Node) else None
         if isinstance(x, Node) and isinstance(value, torch.Tensor) and not value.is_contiguous():
             with node.graph.inserting_before(node):
-                rows = {"memory_format": torch.contiguous_format}
-                copied = node.graph.call_function(_aten.clone.default, (x,), rows)
+                copied = node.graph.call_function(_aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
             _take_after(copied, x)
             node.update_arg(place, copied)
 
