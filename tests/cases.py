@@ -39,6 +39,9 @@ SHARES_ITSELF = recipe(
     parallel="model",
 )
 
+WORDS = {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 48], "pad": "any"}}
+SHARED_BY_TORCH = recipe("shared_by_torch", WORDS, {"batch": [1, 3], "seq": [4, 8]}, mesh={"tp": 2}, parallel="model")
+
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),
     "linear": recipe("Linear", {"x": ROWS}, {"n": [1, 4, 16]}),

@@ -36,8 +36,7 @@ def _answer(model: aotair_runtime.Model, given: torch.Tensor) -> torch.Tensor:
 
 def driven(path: str, calls: list[tuple[object, ...]]) -> list[torch.Tensor]:
     """Of calls that the first rank makes for all; none on the others. Lists go as they are."""
-    for op in npu.OPS:
-        simnpu.register(f"npu::{op.name}", op.kernel)
+    _fused_ops()
     with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
         if not model.drives:
             model.follow()
@@ -49,11 +48,18 @@ def driven(path: str, calls: list[tuple[object, ...]]) -> list[torch.Tensor]:
             return [driver(*call).cpu() for call in placed]
 
 
+def _fused_ops() -> None:
+    """Let the simulated device make fused ops as the host does."""
+    for op in npu.OPS:
+        simnpu.register(f"npu::{op.name}", op.kernel)
+
+
 def _on(device: torch.device, value: object) -> object:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def answers(path: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Of a model without states."""
+    _fused_ops()
     with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
         return [model(one.to(model.device)).cpu() for one in inputs]

@@ -6,8 +6,8 @@ import pytest
 import rankmodels
 import safetensors.torch
 import torch
-from cases import RECIPES, SHARED_DECODE, SHARES_ITSELF
-from models import Deep, Shared, SharesItself
+from cases import RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
+from models import Deep, Shared, SharedByTorch, SharesItself
 from rank_scenarios import decode_inputs
 from ranks import Ranks
 
@@ -95,3 +95,14 @@ def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):
     for answers in ranks.run(rankmodels.answers, str(path), inputs):
         for given, got in zip(inputs, answers, strict=True):
             torch.testing.assert_close(got, model(given), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_model_that_torch_shares_out(ranks: Ranks, tmp_path: Path, sequence: bool):
+    wished = SHARED_BY_TORCH["model"] | {"kwargs": {"sequence": sequence}}
+    path = aotair.build(SHARED_BY_TORCH | {"model": wished, "target": {"device": "npu"}}, tmp_path / "a.aotair")
+    torch.manual_seed(0)
+    model, inputs = SharedByTorch(), [torch.randint(48, size) for size in ((1, 3), (3, 8), (2, 5))]
+    for answers in ranks.run(rankmodels.answers, str(path), inputs):
+        for given, got in zip(inputs, answers, strict=True):
+            torch.testing.assert_close(got, model(given), atol=1e-4, rtol=1e-4)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import recipe
+from cases import SHARED_BY_TORCH, WORDS, recipe
 from models import CachedByTorch, SharedByTorch, TwoSteps, shared_by_torch
 
 import aotair
@@ -15,14 +15,11 @@ from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.format.schema import Cut, Shard
 
-IDS = {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 48], "pad": "any"}}
 ROWS = {"x": {"shape": ["n", 16], "dtype": "float32"}}
-SIZES = {"batch": [1, 3], "seq": [4, 8]}
 
 
 def shared(factory: str, inputs: dict, buckets: dict | None = None, mesh: dict | None = None, **kwargs: object) -> dict:
-    model = {"factory": f"models:{factory}", "kwargs": kwargs}
-    return recipe(factory, inputs, buckets, mesh=mesh or {"tp": 2}, parallel="model") | {"model": model}
+    return recipe(factory, inputs, buckets, mesh=mesh or {"tp": 2}, parallel="model", kwargs=kwargs)
 
 
 def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -34,7 +31,8 @@ def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[tor
 @pytest.mark.parametrize("sequence", [False, True])
 def test_parallelize_module(tmp_path: Path, sequence: bool):
     hook = sys.excepthook
-    path = aotair.build(shared("shared_by_torch", IDS, SIZES, sequence=sequence), tmp_path / "a.aotair")
+    wished = SHARED_BY_TORCH["model"] | {"kwargs": {"sequence": sequence}}
+    path = aotair.build(SHARED_BY_TORCH | {"model": wished}, tmp_path / "a.aotair")
     program = read_program(path)
     shards = {constant.name: constant.shard for constant in program.constants}
     assert shards["query.weight"] == Shard(0, 0, 2) and shards["out.weight"] == Shard(0, 1, 2)
@@ -54,7 +52,7 @@ def test_parallelize_module(tmp_path: Path, sequence: bool):
 
 
 def test_four_ranks_beside_one(tmp_path: Path):
-    wished = shared("shared_by_torch", IDS, {"batch": [2], "seq": [4]}) | {"mesh": [{}, {"tp": 4}]}
+    wished = shared("shared_by_torch", WORDS, {"batch": [2], "seq": [4]}) | {"mesh": [{}, {"tp": 4}]}
     path = aotair.build(wished, tmp_path / "a.aotair")
     torch.manual_seed(0)
     model, ids = shared_by_torch(), torch.randint(48, (2, 4))
