@@ -97,6 +97,7 @@ def test_workers_share_one_recipe(cluster: None, recipe: Path):
     assert_alike(Path("shared.aotair"), Path("here.aotair"))
 
 
+@pytest.mark.long
 def test_a_worker_that_is_lost_leaves_its_part_to_the_first(cluster: None, recipe: Path):
     lost = threading.Thread(target=_kill_second_worker)
     lost.start()
@@ -119,6 +120,7 @@ def _kill_second_worker() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_what_one_recipe_cannot_be_built_for_is_said_once(cluster: None, recipe: Path):
     recipe.write_text(yaml.safe_dump(RECIPE | {"verify": {"atol": 1e-30, "rtol": 0.0}}))
     result = CliRunner().invoke(main, ["build", str(recipe), "--on", "ray"], catch_exceptions=False)

@@ -51,6 +51,7 @@ def test_parallelize_module(tmp_path: Path, sequence: bool):
     assert not torch.distributed.is_initialized() and sys.excepthook is hook
 
 
+@pytest.mark.long
 def test_four_ranks_beside_one(tmp_path: Path):
     wished = shared("shared_by_torch", WORDS, {"batch": [2], "seq": [4]}) | {"mesh": [{}, {"tp": 4}]}
     path = aotair.build(wished, tmp_path / "a.aotair")
