@@ -1,5 +1,7 @@
 """Small seeded models that the tests build, each for one thing that a program must get right."""
 
+import os
+
 import torch
 from torch import nn
 
@@ -829,9 +831,36 @@ def two_steps(mesh=None, does: str = "", inner: int = 32):
     model = TwoSteps(mesh, does, inner)
     if mesh is None:
         return model
+    if does == "nothing":
+        return model
+    if does == "ends":
+        raise SystemExit(3)
+    if does == "dies":
+        os._exit(3)
     if does == "gathers":
         return fully_shard(model, mesh=mesh["tp"])
     return tp.parallelize_module(model, mesh["tp"], {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()})
+
+
+class TiedWords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(48, 16), nn.Linear(16, 48, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+
+def tied_by_torch(mesh=None):
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import parallel as tp
+
+    plan = {
+        "embed": tp.RowwiseParallel(input_layouts=Replicate()),
+        "head": tp.ColwiseParallel(output_layouts=Replicate()),
+    }
+    return TiedWords() if mesh is None else tp.parallelize_module(TiedWords(), mesh["tp"], plan)
 
 
 def cut_twice(mesh=None):

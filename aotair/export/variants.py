@@ -13,7 +13,7 @@ import torch
 from aotair_runtime.format.schema import Expr
 from aotair_runtime.format.sizes import evaluate
 
-from ..errors import SizesError, UnsupportedError
+from ..errors import ExportError, SizesError, UnsupportedError
 from ..graph.operand import operands
 from ..recipe.entry import EntryJob
 from .export import export, export_at
@@ -41,7 +41,18 @@ def export_buckets(model: torch.nn.Module, job: EntryJob) -> list[Exported]:
         left = [sizes for sizes in left if sizes not in served]
         why = _why(job, left[0], assumptions.why_not(left[0])) if left else ""
         log.info("%s: %d graphs, %d buckets left%s", job.where, len(found), len(left), f": {why}" if why else "")
-    return _with_one_interface(found, job)
+    return _with_one_interface(found, job, _smaller(model, job))
+
+
+def _smaller(model: torch.nn.Module, job: EntryJob) -> dict[tuple[int, ...], Exported]:
+    """By sizes, graphs of calls that are padded to the only size which buckets have, where there are such graphs."""
+    found = {}
+    for sizes in job.smaller_calls():
+        try:
+            found[sizes], _ = export_at(model, job, sizes)
+        except ExportError as error:
+            log.info("%s: no graph at %s: %s", job.where, sizes, error.what)
+    return found
 
 
 def _why(job: EntryJob, sizes: Sequence[int], why: Assumption | None) -> str:
@@ -49,9 +60,11 @@ def _why(job: EntryJob, sizes: Sequence[int], why: Assumption | None) -> str:
     return f"{bucket} needs another graph than those before: {why}"
 
 
-def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Exported]:
-    """The graphs with output sizes that hold for all of them. Raises UnsupportedError where they return different
-    things."""
+def _with_one_interface(
+    found: Sequence[Exported], job: EntryJob, smaller: Mapping[tuple[int, ...], Exported]
+) -> list[Exported]:
+    """The graphs with output sizes that hold for all of them, and for `smaller` calls. Raises UnsupportedError where
+    they return different things."""
     first = found[0]
     for other in found[1:]:
         kinds = [
@@ -67,15 +80,18 @@ def _with_one_interface(found: Sequence[Exported], job: EntryJob) -> list[Export
                 fix="make an entry point of each, with a method of the model for it",
             )
     outputs = tuple(
-        tuple(_size(found, job, number, axis) for axis in range(len(shape)))
+        tuple(_size(found, job, number, axis, smaller) for axis in range(len(shape)))
         for number, shape in enumerate(first.outputs)
     )
     return [replace(one, outputs=outputs) for one in found]
 
 
-def _size(found: Sequence[Exported], job: EntryJob, number: int, axis: int) -> Expr:
-    """The size of an output along an axis, as an expression that is right for every bucket."""
-    wanted = {sizes: evaluate(one.outputs[number][axis], sizes) for one in found for sizes in one.buckets}
+def _size(
+    found: Sequence[Exported], job: EntryJob, number: int, axis: int, smaller: Mapping[tuple[int, ...], Exported]
+) -> Expr:
+    """The size of an output along an axis, as an expression that is right for every bucket, and smaller calls."""
+    wanted = {sizes: evaluate(one.outputs[number][axis], sizes) for sizes, one in smaller.items()}
+    wanted |= {sizes: evaluate(one.outputs[number][axis], sizes) for one in found for sizes in one.buckets}
     known = [one.outputs[number][axis] for one in found]
     for expr in (*known, *_guesses(wanted, len(job.dims()))):
         if all(evaluate(expr, sizes) == size for sizes, size in wanted.items()):

@@ -59,7 +59,9 @@ def split_by_torch(
     parts = _parts(whole, values, ranks, mesh, where)
     own = _holder(values, ranks[0], parts)
     for number, one in enumerate(ranks[0].methods):
-        for place, (shapes, graph) in enumerate(one.graphs.items()):
+        on_all = [shapes for shapes in one.graphs if all(shapes in rank.methods[number].graphs for rank in ranks)]
+        for place, shapes in enumerate(on_all):
+            graph = one.graphs[shapes]
             own.add_module(name := f"traced_{one.method}_{place}", graph)
             graph._non_persistent_buffers_set.update(graph._buffers)  # tensors of the code, which no checkpoint has
             for held, numbers in agreed([rank.methods[number].graphs[shapes] for rank in ranks], where).items():
@@ -134,7 +136,7 @@ def _parts(
 
 def _holder(values: Mapping[str, Tensor], rank: _Rank, parts: Mapping[str, Part]) -> nn.Module:
     """A module that has rank 0's tensors under their names, and nothing else."""
-    own = nn.Module()
+    own, held = nn.Module(), dict[object, nn.Parameter]()
     for name in (*rank.shards, *rank.plain):
         part = parts.get(name)
         if part is not None:
@@ -147,7 +149,11 @@ def _holder(values: Mapping[str, Tensor], rank: _Rank, parts: Mapping[str, Part]
                 module.add_module(step, nn.Module())
             module = module.get_submodule(step)
         if name in rank.parameters:
-            module.register_parameter(last, nn.Parameter(value, requires_grad=False))
+            # Tied ones that are cut alike are one here, as in the whole model.
+            whole = values.get(name)
+            memory = name if whole is None or not whole.nbytes else (whole.data_ptr(), whole.shape, whole.stride())
+            tied = (memory, part and part.shard)
+            module.register_parameter(last, held.setdefault(tied, nn.Parameter(value, requires_grad=False)))
         else:
             module.register_buffer(last, value, persistent=name in rank.kept)
     return own.eval()
@@ -167,13 +173,14 @@ class _Refused:
 
 def _in_a_copy(work: Callable[[], T], where: str) -> T:
     """What some work gives in a copy of this process, which keeps nothing of it. Raises what it raises."""
-    with quiet_torch(), copy_at_work(lambda: (_tried(work),)) as copy:
+    with quiet_torch(), copy_at_work(lambda: (_tried(work, where),)) as copy:
         answer = copy.answer()
     if answer is None:
         raise ModelError(
-            "mesh: what a rank computes could not be handed over between processes",
+            "mesh: the process that made the model of a rank has ended, or could not hand over what it computes",
             where=where,
-            fix="run the factory with a mesh of a fake process group yourself to see what it raises",
+            fix="let the factory not end its process, and return what pickle can hand over: tensors, and records of "
+            "modules that can be imported",
         )
     (found,) = answer
     if isinstance(found, _Refused):
@@ -182,9 +189,12 @@ def _in_a_copy(work: Callable[[], T], where: str) -> T:
     return made
 
 
-def _tried(work: Callable[[], T]) -> T | _Refused:
+def _tried(work: Callable[[], T], where: str) -> T | _Refused:
     try:
         return work()
     except AotairError as error:
         words = {name: getattr(error, name) for name in ("where", "expected", "got", "fix")}
         return _Refused(type(error), error.what, words)
+    except (Exception, SystemExit) as error:
+        text = f"mesh: the model of a rank fails: {type(error).__name__}: {error}"
+        return _Refused(ModelError, text, {"where": where})

@@ -44,6 +44,14 @@ def shares_itself(
         shards = shards_shown(kept, named, mesh, buffers, where)
         values = _tensors(model, where)
         parts = {name: Part(whole_shown(name, values, named, shard, mesh), shard) for name, shard in shards.items()}
+        if not parts:
+            raise ModelError(
+                "mesh: nothing of the model is shared out",
+                where=where,
+                expected="with a mesh, a factory whose model has parts of the whole one's tensors",
+                got="all of them on every rank",
+                fix="look whether the plan names modules of the model, or leave out mesh",
+            )
         _put(own, values, parts)
         yield Split(own, parts, tuple(mesh), {}, {"by the model itself": len(parts)})
 

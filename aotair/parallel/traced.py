@@ -63,6 +63,7 @@ def traced(model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob, for_a
         graphs = {None: graph}
     else:
         graphs = {tracer.shapes_at(bucket): tracer.graph(_at(bucket)) for bucket in job.bucket_sizes()}
+        graphs |= {tracer.shapes_at(sizes): graph for sizes, graph in tracer.smaller_graphs()}
     return Traced(job.method, graphs, tracer.arguments, tracer.result)
 
 
@@ -107,8 +108,8 @@ class _Tracer:
                 f"mesh: the model that torch shares out (DTensor) cannot be traced{user_frame(error)}",
                 where=self._job.where,
                 got=f"{type(error).__name__}: {text[:400]}",
-                fix="call it for each rank yourself to see the whole trace, or share it out by patterns: "
-                "parallel: {PATTERN: STYLE}",
+                fix="call .full_tensor() before what torch cannot trace of shared tensors (argmax, say, for which "
+                "max(dim).indices does too), or share the model out by patterns: parallel: {PATTERN: STYLE}",
             ) from error
         recompose(graph.graph)
         graph.recompile()
@@ -130,6 +131,15 @@ class _Tracer:
         assumed = [guard.expr for guard in mode.shape_env.guards]
         at = [dict(zip(self._symbols, sizes, strict=True)) for sizes in _sizes_of_calls(self._job)]
         return graph if all(bool(expr.xreplace(sizes)) for sizes in at for expr in assumed) else None
+
+    def smaller_graphs(self) -> Iterator[tuple[tuple[int, ...], torch.fx.GraphModule]]:
+        """Those of padded calls whose sizes no bucket has, where there are such; nothing is made of them but how large
+        results are."""
+        for sizes in self._job.smaller_calls():
+            try:
+                yield sizes, self.graph(_at(sizes))
+            except ModelError as error:
+                log.debug("%s cannot be traced at %s: %s", self._job.method, sizes, error)
 
     def shapes_at(self, bucket: Sequence[int]) -> Shapes:
         """The shapes of the tensors among the leaves of the arguments."""
@@ -209,7 +219,8 @@ def _calling(
         leaves, arguments = _pytree.tree_flatten((args, kwargs))
         assert arguments == one.arguments, "the recipe's inputs, as when it was traced"
         graph = one.graphs.get(None) or one.graphs.get(_numbers(shapes(leaves), one.method))
-        assert graph is not None, "there is one for each bucket"
+        if graph is None:
+            raise SizesError(f"buckets: {one.method} cannot be traced at these sizes")
         made = graph({name: operator.attrgetter(name)(own) for name in tensors}, _tensors_of(leaves))
         return _pytree.tree_unflatten(made, one.result)
 

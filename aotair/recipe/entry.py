@@ -74,6 +74,17 @@ class EntryJob:
             buckets = (tuple(bucket[dim] for dim in dims) for bucket in self.buckets)
         return tuple(sorted(set(buckets))) or ((),)
 
+    def smaller_calls(self) -> list[tuple[int, ...]]:
+        """Sizes of padded calls, one for each padded dimension that has the same size in all buckets: what follows from
+        such a dimension, and what is a number of its own, shows there alone."""
+        largest, found = self.bucket_sizes()[-1], []
+        for number, dim in enumerate(self.dims()):
+            size = max(self.least(dim), largest[number] // 2)
+            same = len({bucket[number] for bucket in self.bucket_sizes()}) == 1
+            if same and self.paddable(dim) and size < largest[number]:
+                found.append((*largest[:number], size, *largest[number + 1 :]))
+        return found
+
     def bucket_name(self, sizes: Iterable[int]) -> str:
         """What a bucket is called: `batch=1, seq=16`, or `static`."""
         return ", ".join(f"{dim}={size}" for dim, size in zip(self.dims(), sizes)) or "static"

@@ -102,9 +102,26 @@ def test_entry_points_and_arguments_by_keyword(tmp_path: Path):
     torch.testing.assert_close(got, model.score(x, weight=w)["score"], atol=1e-5, rtol=1e-5)
 
 
+def test_the_sequence_is_cut_where_it_has_one_size(tmp_path: Path):
+    wished = SHARED_BY_TORCH | {"buckets": {"batch": [2], "seq": [8]}}
+    path = aotair.build(wished | {"model": wished["model"] | {"kwargs": {"sequence": True}}}, tmp_path / "a.aotair")
+    torch.manual_seed(0)
+    model, ids = SharedByTorch(), torch.randint(48, (1, 5))
+    torch.testing.assert_close(answers(path, "forward", [ids])[0], model(ids), atol=1e-4, rtol=1e-4)
+
+
+def test_tied_weights_are_one(tmp_path: Path):
+    path = aotair.build(shared("tied_by_torch", WORDS, {"batch": [2], "seq": [3]}), tmp_path / "a.aotair")
+    (weight,) = [constant for constant in read_program(path).constants if constant.kind == "weight"]
+    assert weight.names == (("embed.weight", "head.weight"),) and weight.shard == Shard(0, 0, 2)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "text"),
     [
+        ({"does": "nothing"}, ModelError, "nothing of the model is shared out"),
+        ({"does": "ends"}, ModelError, "the model of a rank fails: SystemExit: 3"),
+        ({"does": "dies"}, ModelError, "the process that made the model of a rank has ended"),
         ({"does": "gathers"}, ModelError, "wrapped by fully_shard"),
         ({"does": "more"}, UnsupportedError, "ranks' programs differ in their numbers of operations"),
         ({"does": "its number"}, ProofError, "answer differently|not the original model's"),
