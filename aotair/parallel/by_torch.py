@@ -5,7 +5,7 @@ Each rank is traced in a copy of this process, since torch keeps what it knows o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -58,17 +58,24 @@ def split_by_torch(
     values = _by_name(model)
     parts = _parts(whole, values, ranks, mesh, where)
     own = _holder(values, ranks[0], parts)
-    for number, one in enumerate(ranks[0].methods):
-        on_all = [shapes for shapes in one.graphs if all(shapes in rank.methods[number].graphs for rank in ranks)]
-        for place, shapes in enumerate(on_all):
-            graph = one.graphs[shapes]
+    methods = [_on_all_ranks(those) for those in zip(*(rank.methods for rank in ranks), strict=True)]
+    for number, one in enumerate(methods):
+        for place, (shapes, graph) in enumerate(one.graphs.items()):
             own.add_module(name := f"traced_{one.method}_{place}", graph)
             graph._non_persistent_buffers_set.update(graph._buffers)  # tensors of the code, which no checkpoint has
             for held, numbers in agreed([rank.methods[number].graphs[shapes] for rank in ranks], where).items():
                 parts[f"{name}.{held}"] = Part(*cut_of(numbers, mesh, where))
-    call_traced(own, model, ranks[0].methods, [*ranks[0].shards, *ranks[0].plain])
+    call_traced(own, model, methods, [*ranks[0].shards, *ranks[0].plain])
     cut = sum(shard is not None for shard in ranks[0].shards.values())
     return Split(own, parts, tuple(mesh), {}, {"by torch": cut})
+
+
+def _on_all_ranks(those: Sequence[Traced]) -> Traced:
+    """Of a method as each rank has it: the first rank's graphs, for sizes that all ranks have one for."""
+    first = those[0]
+    return replace(
+        first, graphs={of: one for of, one in first.graphs.items() if all(of in own.graphs for own in those)}
+    )
 
 
 def _rank(
