@@ -110,15 +110,15 @@ def _may_be_seen(view: Node) -> bool:
     return place < 0
 
 
-def copy_first(view: Node) -> None:
-    """Let a view look at a copy of what it looks at, in order."""
-    source = view.args[0]
+def copy_first(view: Node, place: int = 0) -> None:
+    """Let a view look at a copy of what it looks at, in order; or another call take one of its argument at a place."""
+    source = view.args[place]
     with view.graph.inserting_before(view):
         copied = view.graph.call_function(
             torch.ops.aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
         )
     copied.meta["val"] = fake_result(fake_mode(view.graph), copied.target, copied.args, dict(copied.kwargs))
-    view.args = (copied, *view.args[1:])
+    view.update_arg(place, copied)
 
 
 def recompute(graph: torch.fx.Graph) -> None:

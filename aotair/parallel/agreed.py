@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.fx.node import Argument, Node, map_arg
 
 from aotair_runtime.artifact.checkpoint import same_bytes
-from aotair_runtime.format.mesh import again, coordinates
+from aotair_runtime.format.mesh import coordinates
 from aotair_runtime.format.schema import Axis, Shard
 
 from ..errors import UnsupportedError
+from .placements import one_after_the_other
 
 _aten = torch.ops.aten
 Number = int | float
@@ -115,7 +116,7 @@ def cut_of(numbers: Sequence[Number], mesh: Sequence[Axis], where: str) -> tuple
         raise UnsupportedError("mesh: a number of the program differs along more than two axes", where=where)
     kept = sorted({tuple(place[axis] for axis in axes): value for place, value in found.items()}.items())
     cuts = [Shard(axis, 0, mesh[axis].size) for axis in axes]
-    return torch.tensor([value for _, value in kept]), cuts[0] if len(cuts) == 1 else again(cuts[0], cuts[1])
+    return torch.tensor([value for _, value in kept]), one_after_the_other(cuts)
 
 
 def _varies(found: Mapping[tuple[int, ...], Number], axis: int) -> bool:

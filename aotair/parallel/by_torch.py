@@ -23,11 +23,11 @@ from .agreed import agreed, cut_of
 from .placements import shard_of, shared_by_torch
 from .shown import shards_shown, whole_shown
 from .split import Part, Split
+from .stages import named_tensors
 from .traced import Traced, call_traced, traced
-from .world import in_own_words, world
+from .world import Make, in_own_words, world
 
 T = TypeVar("T")
-Make = Callable[[object], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,7 @@ def _refuse_gathered_weights(model: nn.Module, where: str) -> None:
 
 def _by_name(model: nn.Module) -> dict[str, Tensor]:
     """All tensors of a model, tied ones under each of their names."""
-    found = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for name, tensor in found}
+    return {name: tensor.detach() for name, tensor in named_tensors(model)}
 
 
 def _parts(

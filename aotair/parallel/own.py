@@ -2,7 +2,7 @@
 with the whole model, which the same factory makes without one."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -13,9 +13,8 @@ from ..errors import ModelError
 from ..recipe.entry import EntryJob
 from .shown import shards_shown, whole_shown
 from .split import Part, Split
-from .world import world
-
-Make = Callable[[object], nn.Module]
+from .stages import named_tensors
+from .world import Make, world
 
 
 @contextlib.contextmanager
@@ -57,28 +56,23 @@ def shares_itself(
 
 
 def _tensors(model: nn.Module, where: str) -> dict[str, Tensor]:
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    found = dict(named_tensors(model))
     for name, tensor in found.items():
         if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
             raise ModelError(
                 f"mesh: {name} is a {type(tensor).__name__}, which torch.export does not take",
                 where=where,
                 expected="plain tensors, those that the rank has",
-                fix="keep the local part, tensor.to_local(), in a module that calls functional collectives; or leave "
-                "sharing out to the recipe: parallel: {PATTERN: STYLE}",
+                fix="keep plain parts in a module that calls functional collectives; or leave sharing out to the "
+                "recipe: parallel: {PATTERN: STYLE}",
             )
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _put(own: nn.Module, values: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
     """Give rank 0's model its parts of the weights that the artifact will have."""
-    for name, tensor in _named(own):
+    for name, tensor in named_tensors(own):
         value = part_of(parts[name].whole, parts[name].shard, 0) if name in parts else values.get(name)
         if value is not None and value.shape == tensor.shape:
             tensor.data = value.clone() if name in parts else value
     own.eval().requires_grad_(False)
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)

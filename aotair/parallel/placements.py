@@ -12,12 +12,12 @@ from aotair_runtime.format.mesh import again
 from aotair_runtime.format.schema import Axis, Shard
 
 from ..errors import ModelError
+from .stages import named_tensors
 
 
 def shared_by_torch(model: nn.Module) -> dict[str, DTensor]:
     """The tensors of a model that are shared out, by name."""
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: plain for name, tensor in tensors if isinstance(plain := _plain(tensor), DTensor)}
+    return {name: plain for name, tensor in named_tensors(model) if isinstance(plain := _plain(tensor), DTensor)}
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -45,7 +45,12 @@ def shard_of(name: str, tensor: DTensor, mesh: Sequence[Axis], where: str) -> Sh
         cuts.append(Shard(axis, dim, mesh[axis].size))
     if len(cuts) > 2:
         raise _cannot(name, tensor.placements, where)
-    return None if not cuts else cuts[0] if len(cuts) == 1 else again(cuts[0], cuts[1])
+    return one_after_the_other(cuts) if cuts else None
+
+
+def one_after_the_other(cuts: Sequence[Shard]) -> Shard:
+    """One cut, or two, as a tensor has them."""
+    return cuts[0] if len(cuts) == 1 else again(cuts[0], cuts[1])
 
 
 def _axes(device_mesh: DeviceMesh, mesh: Sequence[Axis]) -> list[int]:

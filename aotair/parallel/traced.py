@@ -31,7 +31,6 @@ from .recomposed import recompose
 
 log = logging.getLogger("aotair")
 
-
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -62,8 +61,8 @@ def traced(model: nn.Module, shared: Mapping[str, DTensor], job: EntryJob, for_a
     if for_all_sizes and (graph := tracer.graph_for_all_sizes()) is not None:
         graphs = {None: graph}
     else:
-        graphs = {tracer.shapes_at(bucket): tracer.graph(_at(bucket)) for bucket in job.bucket_sizes()}
-        graphs |= {tracer.shapes_at(sizes): graph for sizes, graph in tracer.smaller_graphs()}
+        graphs = dict(tracer.graph(_at(bucket)) for bucket in job.bucket_sizes())
+        graphs |= dict(tracer.smaller_graphs())
     return Traced(job.method, graphs, tracer.arguments, tracer.result)
 
 
@@ -82,8 +81,8 @@ class _Tracer:
         self.result: _pytree.TreeSpec
         self._symbols: list[Any]
 
-    def graph(self, sizes: _Sizes) -> torch.fx.GraphModule:
-        """What the method computes for inputs of these sizes."""
+    def graph(self, sizes: _Sizes) -> tuple[Shapes, torch.fx.GraphModule]:
+        """What the method computes for inputs of these sizes, behind their shapes."""
         leaves, own = self._given(sizes)
 
         def call(tensors: Mapping[str, Tensor], given: Sequence[Tensor]) -> list[object]:
@@ -113,38 +112,33 @@ class _Tracer:
             ) from error
         recompose(graph.graph)
         graph.recompile()
-        return graph
+        return shapes(leaves), graph
 
     def graph_for_all_sizes(self) -> torch.fx.GraphModule | None:
         """A graph with symbolic sizes; None where there is none that is right for every call. What torch assumes of
         sizes while it chooses how to share out does not count: it chose, and the graph is what it came to."""
         try:
-            graph = self.graph(_symbols)
+            _, graph = self.graph(_symbols)
             leaves, own = self._given(_symbols)
             mode = next(iter(own.values())).fake_mode
             with quiet_torch(), torch.no_grad(), mode:
                 graph(own, _tensors_of(leaves))
         except Exception as error:
-            log.debug("%s has no graph for all sizes: %s", self._job.method, error)
+            log.info("%s has no graph for all sizes: %s", self._job.method, error)
             return None
         assert mode.shape_env is not None, "given to it"
         assumed = [guard.expr for guard in mode.shape_env.guards]
         at = [dict(zip(self._symbols, sizes, strict=True)) for sizes in _sizes_of_calls(self._job)]
         return graph if all(bool(expr.xreplace(sizes)) for sizes in at for expr in assumed) else None
 
-    def smaller_graphs(self) -> Iterator[tuple[tuple[int, ...], torch.fx.GraphModule]]:
+    def smaller_graphs(self) -> Iterator[tuple[Shapes, torch.fx.GraphModule]]:
         """Those of padded calls whose sizes no bucket has, where there are such; nothing is made of them but how large
         results are."""
         for sizes in self._job.smaller_calls():
             try:
-                yield sizes, self.graph(_at(sizes))
+                yield self.graph(_at(sizes))
             except ModelError as error:
-                log.debug("%s cannot be traced at %s: %s", self._job.method, sizes, error)
-
-    def shapes_at(self, bucket: Sequence[int]) -> Shapes:
-        """The shapes of the tensors among the leaves of the arguments."""
-        leaves, _ = self._given(_at(bucket))
-        return shapes(leaves)
+                log.info("%s cannot be traced at %s: %s", self._job.method, sizes, error)
 
     def _given(self, sizes: _Sizes) -> tuple[list[object], dict[str, FakeTensor]]:
         """The leaves of the arguments, and the model's tensors by name, of a world of their own."""

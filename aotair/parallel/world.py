@@ -19,6 +19,7 @@ from ..errors import ModelError, UnsupportedError
 from ..graph.fake import copy_first, relay
 from ..graph.operand import operand
 
+Make = Callable[[object], torch.nn.Module]  # a factory, with the mesh as its only argument
 # By the name of a group, within a world: its axis.
 _axes: contextvars.ContextVar[Mapping[str, Axis]] = contextvars.ContextVar("axes")
 _NAMESPACE = "_c10d_functional"

@@ -19,7 +19,7 @@ from torch.fx.node import Node
 from aotair_runtime.confine.op_table import demands
 from aotair_runtime.devices.onednn_convolution import dense_strides, is_of_single_channels
 
-from ..graph.fake import fake_mode, fake_result, relay
+from ..graph.fake import copy_first, fake_mode, fake_result, relay
 from ..graph.operand import operands
 from .edits import Edits
 from .fold_constants import constant_nodes
@@ -96,11 +96,8 @@ def _reads_rows(node: Node) -> None:
         return
     for place, x in enumerate(node.args):
         value = x.meta.get("val") if isinstance(x, Node) else None
-        if isinstance(x, Node) and isinstance(value, torch.Tensor) and not value.is_contiguous():
-            with node.graph.inserting_before(node):
-                copied = node.graph.call_function(_aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
-            _take_after(copied, x)
-            node.update_arg(place, copied)
+        if isinstance(value, torch.Tensor) and not value.is_contiguous():
+            copy_first(node, place)
 
 
 def _is_dense(image: torch.Tensor) -> bool:
