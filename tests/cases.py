@@ -6,15 +6,17 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 MODELS = str(Path(__file__).parent / "models.py")
+TORCH_SHARES = str(Path(__file__).parent / "torch_shares.py")
 
 
 def recipe(model: str, inputs: dict, buckets: dict | list | None = None, **parts: object) -> dict:
-    """A recipe for one of tests/models.py; `kwargs` go to the model, which is cast to `dtype`; `shares`: its equal
-    weights."""
+    """A recipe for one of tests/models.py, or of another `file`; `kwargs` go to the model, which is cast to `dtype`;
+    `shares`: its equal weights."""
+    file = parts.pop("file", MODELS)
     kwargs, dtype, shares = parts.pop("kwargs", {}), parts.pop("dtype", None), parts.pop("shares", False)
     return {
         "name": model.lower(),
-        "model": {"factory": f"{MODELS}:{model}", "kwargs": kwargs, "dtype": dtype, "share_equal_weights": shares},
+        "model": {"factory": f"{file}:{model}", "kwargs": kwargs, "dtype": dtype, "share_equal_weights": shares},
         "inputs": inputs,
         "buckets": buckets or {},
         **parts,
@@ -40,7 +42,14 @@ SHARES_ITSELF = recipe(
 )
 
 WORDS = {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 48], "pad": "any"}}
-SHARED_BY_TORCH = recipe("shared_by_torch", WORDS, {"batch": [1, 3], "seq": [4, 8]}, mesh={"tp": 2}, parallel="model")
+SHARED_BY_TORCH = recipe(
+    "shared_by_torch",
+    WORDS,
+    {"batch": [1, 3], "seq": [4, 8]},
+    mesh={"tp": 2},
+    parallel="model",
+    file=TORCH_SHARES,
+)
 
 RECIPES = {
     "encoder": recipe("Encoder", {"ids": IDS, "mask": MASK}, {"batch": [1, 4], "seq": [4, 8, 16]}),

@@ -7,9 +7,10 @@ import rankmodels
 import safetensors.torch
 import torch
 from cases import RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
-from models import Deep, Shared, SharedByTorch, SharesItself
+from models import Deep, Shared, SharesItself
 from rank_scenarios import decode_inputs
 from ranks import Ranks
+from torch_shares import SharedByTorch
 
 import aotair
 from aotair.model.load import load_model

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import SHARED_BY_TORCH, WORDS, recipe
-from models import CachedByTorch, SharedByTorch, TwoSteps, shared_by_torch
+from cases import SHARED_BY_TORCH, TORCH_SHARES, WORDS, recipe
+from torch_shares import CachedByTorch, SharedByTorch, TwoSteps, shared_by_torch
 
 import aotair
 from aotair.errors import ModelError, ProofError, UnsupportedError
@@ -19,7 +19,7 @@ ROWS = {"x": {"shape": ["n", 16], "dtype": "float32"}}
 
 
 def shared(factory: str, inputs: dict, buckets: dict | None = None, mesh: dict | None = None, **kwargs: object) -> dict:
-    return recipe(factory, inputs, buckets, mesh=mesh or {"tp": 2}, parallel="model", kwargs=kwargs)
+    return recipe(factory, inputs, buckets, mesh=mesh or {"tp": 2}, parallel="model", kwargs=kwargs, file=TORCH_SHARES)
 
 
 def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -100,6 +100,13 @@ def test_entry_points_and_arguments_by_keyword(tmp_path: Path):
     model, x, w = TwoSteps(), torch.randn(4, 16), torch.rand(4, 1)
     got = answers(path, "score", [x, w])[0]
     torch.testing.assert_close(got, model.score(x, weight=w)["score"], atol=1e-5, rtol=1e-5)
+
+
+def test_inputs_that_torch_prepares(tmp_path: Path):
+    path = aotair.build(shared("two_steps", ROWS, {"n": [2, 4]}, does="prepares"), tmp_path / "a.aotair")
+    torch.manual_seed(0)
+    model, x = TwoSteps(), torch.randn(4, 16)
+    torch.testing.assert_close(answers(path, "forward", [x])[0], model(x), atol=1e-5, rtol=1e-5)
 
 
 def test_the_sequence_is_cut_where_it_has_one_size(tmp_path: Path):
