@@ -41,6 +41,17 @@ SHARES_ITSELF = recipe(
     parallel="model",
 )
 
+# With products that kernels of NPUs make while ranks meet.
+MEETS_IN_PRODUCTS = recipe(
+    "MeetsInProducts",
+    {"x": {"shape": ["n", 256], "dtype": "float16"}},
+    {"n": [2, 130]},
+    mesh={"tp": 2},
+    parallel="model",
+    target={"device": "npu"},
+    verify={"atol": 5e-3, "rtol": 5e-3},
+)
+
 WORDS = {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 48], "pad": "any"}}
 SHARED_BY_TORCH = recipe(
     "shared_by_torch",

@@ -743,6 +743,36 @@ class SharesItself(torch.nn.Module):
         return y * self.norm + own.sum(-1, keepdim=True)
 
 
+class MeetsInProducts(nn.Module):
+    """Products of float16 after which ranks add up what they made, keep rows of that, and gather them for the next:
+    with a mesh it has one rank's parts."""
+
+    def __init__(self, mesh=None):
+        super().__init__()
+        ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank("tp"))
+        self.mesh = mesh
+        up, down, head = (torch.randn(size) / 32 for size in ((512, 256), (256, 512), (256, 256)))
+        self.up = nn.Parameter(up.chunk(ranks)[rank].clone())
+        self.down = nn.Parameter(down.chunk(ranks, 1)[rank].clone())
+        self.head, self.norm = nn.Parameter(head), nn.Parameter(torch.rand(256) + 0.5)
+        self.half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed import _functional_collectives as collectives
+
+        group, linear = (self.mesh, 0), nn.functional.linear
+        y = linear(torch.relu(linear(x, self.up)), self.down)
+        if self.mesh is not None:
+            y = collectives.all_reduce(y, "sum", group)
+        z = linear(torch.relu(linear(x + y, self.up)), self.down)
+        if self.mesh is None:
+            rows = z * self.norm
+        else:
+            rows = collectives.reduce_scatter_tensor(z, "sum", 0, group) * self.norm
+            rows = collectives.all_gather_tensor(rows, 0, group)
+        return linear(rows, self.head) + rows
+
+
 class TwoLayers(nn.Module):
     """Linear layers from 64 to 96 and 32, of which the second has no bias."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from aotair import fusion
+from aotair.fusion.alike import AlikeRanks
 from aotair.fusion.matcher import fwd_only
 from aotair.ops import air
 from aotair.ops import experts as _experts  # noqa: F401 (defines ops)
@@ -15,11 +16,19 @@ from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
 from aotair.passes.edits import Edits
 from aotair.target.target import Target
+from aotair_runtime.devices.groups import named
+from aotair_runtime.format.schema import Axis
 
 aten, npu = torch.ops.aten, torch.ops.npu
 HALVES = (torch.float16, torch.bfloat16)
 Case = tuple[Callable, tuple[torch.Tensor, ...]]
+MESH = (Axis("tp", 2), Axis("one", 1), Axis("many", 3))
 air.define()
+
+
+def ranks():
+    """Within, there are groups of ranks along these axes, which all have the same numbers."""
+    return named({axis.name: AlikeRanks(axis.size) for axis in MESH})
 
 
 def case(rule: str, seed: int) -> Case:
@@ -29,7 +38,8 @@ def case(rule: str, seed: int) -> Case:
         chooser = random.Random(f"{rule} {seed} {attempt}")
         function, inputs = _CASES[rule](chooser, lambda *shape: torch.randn(shape, generator=generator))
         try:
-            function(*(tensor.clone() for tensor in inputs))
+            with ranks():
+                function(*(tensor.clone() for tensor in inputs))
         except (RuntimeError, IndexError, KeyError, Unserved):
             continue  # what was chosen does not fit together
         return function, inputs
@@ -60,14 +70,15 @@ def fused(function: Callable, inputs: tuple, names: tuple[str, ...] | None = Non
 
 
 def edits_of(name: str) -> Edits:
-    return Edits(name, Target("npu"))
+    return Edits(name, Target("npu", mesh=MESH))
 
 
 def difference(function: Callable, inputs: tuple, after: torch.fx.GraphModule) -> str | None:
     """How the fused graph's results, or what it leaves in its inputs, differ from the function's; nothing where they
     do not."""
     mine, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
-    got, want = [*after(*mine), *mine], [*function(*theirs), *theirs]
+    with ranks():
+        got, want = [*after(*mine), *mine], [*function(*theirs), *theirs]
     for number, (a, b) in enumerate(zip(got, want, strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"{number}: {a.dtype}{list(a.shape)} is not {b.dtype}{list(b.shape)}"
@@ -415,6 +426,31 @@ def _routing(chooser: random.Random, make: Callable) -> Case:
     return function, (make(tokens, 8).to(dtype), chosen.to(whole), weights)
 
 
+def _met(chooser: random.Random, make: Callable, kind: str) -> Case:
+    """A product before or after the ranks meet: `kind` says how they do."""
+    rows, k = chooser.choice([128, 128, 128, 64]), chooser.choice([256, 256, 256, 128])
+    shape = (
+        (rows, k) if kind != "all_reduce" else chooser.choice([(rows, k), (2, rows, k), (2, 2, rows, k), (2, 64, k)])
+    )
+    dtype, axis = chooser.choice([*HALVES, *HALVES, torch.float32]), chooser.choice(["tp"] * 6 + ["one", "many"])
+    ranks = next(one.size for one in MESH if one.name == axis)
+    reduce, again = chooser.choice(["sum", "sum", "sum", "max"]), chooser.random() < 0.2
+    linear, turned, call = chooser.random() < 0.6, chooser.random() < 0.1, _other_stream(chooser)
+    left, right = make(*shape).to(dtype), (make(32, k) if linear else make(k, 32)).to(dtype)
+
+    def function(x, weight):
+        x = x.mT if turned else x
+        given = torch.ops.air.all_gather.default(x, ranks, axis) if kind == "all_gather" else x
+        made = aten.linear.default(given, weight) if linear else aten.mm.default(given, weight)
+        if kind == "all_gather":
+            return (made * 2, *((given * 3,) if again else ()))
+        more = (reduce, axis) if kind == "all_reduce" else (reduce, ranks, axis)
+        met = call(getattr(torch.ops.air, kind).default, made, *more)
+        return (met * 2, *((made * 3,) if again else ()))
+
+    return function, (left, right)
+
+
 _CASES = {
     "lift_rms_norm": _rms_norm,
     "lift_add_rms_norm": _add_norm,
@@ -428,5 +464,8 @@ _CASES = {
     "add_rms_norm_cast": _cast,
     "transpose_batchmatmul": _bmm,
     "add_rms_norm_quant": _quant,
+    "mm_all_reduce": functools.partial(_met, kind="all_reduce"),
+    "mm_reduce_scatter": functools.partial(_met, kind="reduce_scatter"),
+    "all_gather_mm": functools.partial(_met, kind="all_gather"),
     "group_attention": _attention,
 }

@@ -5,8 +5,12 @@ from collections.abc import Iterator
 
 import torch
 
+from aotair.fusion.alike import AlikeRanks
+from aotair_runtime.devices.groups import register
+
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
+ALIKE = register(AlikeRanks(2), "alike")  # the name of two ranks that have the same numbers
 SHAPES = ((4, 8), (2, 3, 8), (1, 1, 2), (2, 1, 3, 32), (5, 16))
 
 
@@ -260,9 +264,20 @@ def quantised_weights() -> Iterator[tuple]:
             yield name, (x, weight, tensor((k // 32, n), dtype), tensor((k // 32, n), dtype)), groups | {"bias": bias}
 
 
+def meeting() -> Iterator[tuple]:
+    for (m, k, n), dtype in itertools.product(((4, 8, 5), (2, 256, 16)), HALVES):
+        left, right = tensor((m, k), dtype), tensor((k, n), dtype)
+        yield "npu_mm_all_reduce_base", (left, right, ALIKE), {}
+        yield "npu_mm_all_reduce_base", (left.view(1, m, k), tensor((n, k), dtype).t(), ALIKE), {"reduce_op": "sum"}
+        for kwargs in ({}, {"comm_mode": "aiv"}):
+            yield "npu_mm_reduce_scatter_base", (left, right, ALIKE, 2), kwargs
+            yield "npu_all_gather_base_mm", (left, right, ALIKE, 2), kwargs
+        yield "npu_all_gather_base_mm", (left, right, ALIKE, 2), {"gather_output": False}
+
+
 GROUPS = (
     *(norms, quantised, others, experts, caches, attention),
-    *(quantised_products, quantised_weights, grouped_products, latent_caches),
+    *(quantised_products, quantised_weights, grouped_products, latent_caches, meeting),
 )
 
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx.node import Node
 
 from aotair_runtime.format.debug_data import DebugData, Made
-from aotair_runtime.format.mesh import is_collective
+from aotair_runtime.format.mesh import group_argument
 from aotair_runtime.format.schema import (
     Arg,
     Bucket,
@@ -278,13 +278,14 @@ class _Emitter:
     def _make(
         self, op: OpOverload, form: Form, args: Args, kwargs: Kwargs, outs: tuple[int, ...], node: Node
     ) -> Instruction:
-        if is_collective(op.name()):
-            args = self._with_group(op, args)
+        if (group := group_argument(op.name())) is not None:
+            args = self._with_group(op, group, args)
         return Instruction(self._op(op), int(form), args, tuple(kwargs.items()), outs, node.name, stream_of(node))
 
-    def _with_group(self, op: OpOverload, args: Args) -> Args:
-        """The arguments of a collective, with the ranks along an axis of the mesh where the graph names it."""
-        place = [argument.name for argument in op._schema.arguments].index("group")
+    def _with_group(self, op: OpOverload, group: str, args: Args) -> Args:
+        """The arguments of a collective, with the ranks along an axis of the mesh where the graph names it, as its
+        argument `group`."""
+        place = [argument.name for argument in op._schema.arguments].index(group)
         axis = args[place] if place < len(args) else None
         if not isinstance(axis, str) or axis not in self._tables.axes:
             raise UnsupportedError(

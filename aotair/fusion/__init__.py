@@ -7,6 +7,7 @@ from .rules import (
     add_rms_norm_dynamic_quant,
     add_rms_norm_flatten_dynamic_quant,
     add_rms_norm_quant,
+    all_gather_mm,
     group_attention,
     lift_add_rms_norm,
     lift_attention,
@@ -15,6 +16,8 @@ from .rules import (
     lift_rotary,
     lift_routing,
     lift_swiglu,
+    mm_all_reduce,
+    mm_reduce_scatter,
     transpose_batchmatmul,
 )
 
@@ -36,6 +39,10 @@ RULES: tuple[Rule, ...] = (
     add_rms_norm_cast.RULE,
     transpose_batchmatmul.RULE,
     add_rms_norm_quant.RULE,
+    # Products that meet other ranks: nothing else looks for what they take.
+    mm_all_reduce.RULE,
+    mm_reduce_scatter.RULE,
+    all_gather_mm.RULE,
     # For the CPU, where the others do not run.
     group_attention.RULE,
 )

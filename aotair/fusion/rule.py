@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx.node import Argument, Node, Target, map_arg
 
 from ..errors import GraphError
 from ..ops.naming import host_as_npu
+from ..target.target import Target as Device
 from .matcher import (
     CallFunction,
     FailedMatch,
@@ -42,7 +44,7 @@ class Replacement:
 
 
 class Variant:
-    """One pattern of a rule. `plan` gives the Replacement of a match, or says why there is none."""
+    """One pattern of a rule. `plan` gives the Replacement of a match for a device, or says why there is none."""
 
     pattern: PatternExpr
 
@@ -59,7 +61,7 @@ class Variant:
         assert isinstance(first, CallFunction)  # a rule that is no such is not registered
         return first
 
-    def plan(self, match: Match) -> Replacement | str:
+    def plan(self, match: Match, target: Device) -> Replacement | str:
         raise NotImplementedError
 
 
@@ -69,7 +71,7 @@ class Fused(Variant):
 
     Both take arguments by the names of the pattern's KeywordArgs, as many as they want: `check` gets nodes and
     constants, `replace` tensors and constants. A name that the pattern does not bind keeps its default. `named`: parts
-    of the pattern whose nodes `check` wants, too.
+    of the pattern whose nodes `check` wants, too. What the program is built for it may have as `device`.
     """
 
     pattern: PatternExpr
@@ -77,10 +79,10 @@ class Fused(Variant):
     check: Callable[..., str | None]
     named: Mapping[str, PatternExpr] = field(default_factory=dict)
 
-    def plan(self, match: Match) -> Replacement | str:
+    def plan(self, match: Match, target: Device) -> Replacement | str:
         found = {name: match.ctx.pattern_to_node[pattern] for name, pattern in self.named.items()}
         try:
-            reason = self.check(**_wanted(self.check, match.kwargs | found))
+            reason = self.check(**_wanted(self.check, {**match.kwargs, **found, "device": target}))
         except Declined as error:
             return str(error)
         if reason is not None:
@@ -90,7 +92,7 @@ class Fused(Variant):
         return Replacement(fwd_only(lambda *args: self.replace(**dict(zip(given, args))), values), [*given.values()])
 
 
-def _wanted(function: Callable[..., object], given: Mapping[str, Argument]) -> dict[str, Argument]:
+def _wanted(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in inspect.signature(function).parameters if name in given}
 
 
@@ -129,7 +131,7 @@ class Registered(Variant):
         given = [scalars[name] if name in scalars else next(examples) for name in names]
         return entry, looks, fwd_only(self.replace_fn, given)
 
-    def plan(self, match: Match) -> Replacement | str:
+    def plan(self, match: Match, target: Device) -> Replacement | str:
         try:
             with host_as_npu():
                 holds = self.entry.extra_check(match)

@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch.fx.node import Argument, Node, map_arg
 
+from aotair_runtime.devices.groups import Group, named
+from aotair_runtime.format.schema import Axis
+
 from ..graph.show import target_name
+from .alike import AlikeRanks
 from .matcher import Match
 from .rule import Replacement, Rule
 
@@ -19,31 +23,39 @@ _TOPK = torch.ops.aten.topk.default  # of a tensor, k, dimension, largest and so
 _seen: weakref.WeakKeyDictionary[Rule, dict[object, str | None]] = weakref.WeakKeyDictionary()
 
 
-def numbers_differ(rule: Rule, match: Match, outputs: Sequence[Node], planned: Replacement) -> str | None:
+def numbers_differ(
+    rule: Rule, match: Match, outputs: Sequence[Node], planned: Replacement, mesh: Sequence[Axis] = ()
+) -> str | None:
     """Why the replacement cannot be trusted to give the numbers of the ops it stands for, or nothing.
 
     Floats may differ by 4 units in the last place of the largest finite value, integers by 1 in 1 % of the places; what
-    is not finite has to be the same. A rule is tried once for each combination of shapes, dtypes and constants.
+    is not finite has to be the same. A rule is tried once for each combination of shapes, dtypes, constants and axes of
+    the mesh, whose ranks all have the same numbers.
     """
-    inputs = _inputs(match, planned)
-    key = (tuple(map(target_name, match.nodes)), tuple(map(_kind, inputs)), tuple(map(_kind, planned.args)))
+    inputs, groups = _inputs(match, planned), {axis.name: AlikeRanks(axis.size) for axis in mesh}
+    key = (tuple(map(target_name, match.nodes)), tuple(map(_kind, inputs)), tuple(map(_kind, planned.args)), *mesh)
     if key not in _seen.setdefault(rule, {}):
         try:
-            _seen[rule][key] = _tried(match, outputs, planned, inputs, indices=2)
+            _seen[rule][key] = _tried(match, outputs, planned, inputs, groups, indices=2)
         except Exception:  # the highest index may be beyond what is looked up
             try:
-                _seen[rule][key] = _tried(match, outputs, planned, inputs, indices=1)
+                _seen[rule][key] = _tried(match, outputs, planned, inputs, groups, indices=1)
             except Exception as error:
                 _seen[rule][key] = f"it cannot be tried on random numbers: {type(error).__name__}: {error}"
     return _seen[rule][key]
 
 
 def _tried(
-    match: Match, outputs: Sequence[Node], planned: Replacement, inputs: Sequence[Node], indices: int
+    match: Match,
+    outputs: Sequence[Node],
+    planned: Replacement,
+    inputs: Sequence[Node],
+    groups: Mapping[str, Group],
+    indices: int,
 ) -> str | None:
     generator = torch.Generator().manual_seed(0)
     values = {node: _random(node.meta["val"], generator, indices) for node in inputs}
-    with torch.no_grad():
+    with torch.no_grad(), named(groups):
         want = _apart(match, outputs, values)
         got = planned.module(*map_arg(tuple(planned.args), values.__getitem__))
     got = got if isinstance(got, (tuple, list)) else [got]

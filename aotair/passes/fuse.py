@@ -104,7 +104,7 @@ class _Fuser:
 
     def _planned(self, variant: Variant, match: Match, outputs: Sequence[Node]) -> Replacement | str:
         """A replacement that may be put in, or why there is none."""
-        planned = self._kept(match) or self._around.refusal(match, outputs) or variant.plan(match)
+        planned = self._kept(match) or self._around.refusal(match, outputs) or variant.plan(match, self._edits.target)
         if isinstance(planned, Kept):
             keep(self._rule.name, outputs, match.nodes)
         if not isinstance(planned, Replacement):
@@ -114,7 +114,7 @@ class _Fuser:
             return reason
         reason = self._around.unfit(planned)
         if reason is None and self._verify:
-            reason = numbers_differ(self._rule, match, outputs, planned)
+            reason = numbers_differ(self._rule, match, outputs, planned, self._edits.target.mesh)
         if reason is not None and not self._rule.ours:
             raise GraphError(
                 f"the fusion rule {self._rule.name} changes numbers, or cannot be checked{source(outputs[0])}",

@@ -31,9 +31,9 @@ class Job:
     program is for, `needs` what a node must have. `factory` makes the model, or `given` is one that is there
     already. `config` has the passes that it names imported; `rules` are those that the recipe brings. `seed` is the
     proof's, `tolerance` that of the golden tensors; `sampled`: fewer runs prove it. `written` is the recipe as
-    plain data, for the fingerprint. `meshes`: for which ranks there is to be a program; `mesh`: those that run
-    this one together (of several the first, until `for_each_mesh` says another), among whom modules are shared out as
-    `parallel` says. `files` travel with the artifact, and `companions` writes what else does into a directory."""
+    plain data, for the fingerprint. `meshes`: for which ranks there is to be a program; the target's is that of the
+    first, until `for_each_mesh` says another, and modules are shared out among its ranks as `parallel` says. `files`
+    travel with the artifact, and `companions` writes what else does into a directory."""
 
     name: str
     where: str
@@ -51,11 +51,15 @@ class Job:
     sampled: bool
     entries: tuple[EntryJob, ...]
     written: Mapping[str, object]
-    mesh: tuple[Axis, ...] = ()
     meshes: tuple[tuple[Axis, ...], ...] = ((),)
     parallel: str | Mapping[str, str] = "auto"
     files: tuple[Path, ...] = ()
     companions: Callable[[Path], object] | None = None
+
+    @property
+    def mesh(self) -> tuple[Axis, ...]:
+        """The ranks that run the program together."""
+        return self.target.mesh
 
     def with_entry(self, entry: EntryJob) -> "Job":
         """The same job, with another entry point in the place of that of its name."""
@@ -63,7 +67,7 @@ class Job:
 
     def for_each_mesh(self) -> "list[Job]":
         """The same job for the ranks of each of its meshes."""
-        return [replace(self, mesh=mesh) for mesh in self.meshes]
+        return [replace(self, target=replace(self.target, mesh=mesh)) for mesh in self.meshes]
 
 
 def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: CompilerConfig | None = None) -> Job:
@@ -75,7 +79,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
     asked, own = recipe.target, recipe.config.experimental_config
     reads_nz = asked.device == "npu" and asked.pack_weights and own.weight_nz
-    target = Target(asked.device, asked.pack_weights, reads_nz, asked.allowed)
+    target = Target(asked.device, asked.pack_weights, reads_nz, asked.allowed, meshes[0])
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.
@@ -92,7 +96,6 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
         config=_with_functions(copy.deepcopy(recipe.config) if config is None else config, recipe),
         rules=_rules(recipe),
         quantize=recipe.quantize,
-        mesh=meshes[0],
         meshes=meshes,
         parallel=recipe.parallel,
         seed=recipe.verify.seed,

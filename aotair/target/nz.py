@@ -1,7 +1,7 @@
 """Which kernels of Ascend's Atlas A2 and A3 read a weight in the format NZ, and of which kind?
 
 Source: CANN's documentation of the kernels named here, and op-plugin, whose ops call them where a weight's storage is
-in NZ. NZ has blocks of 16 rows by 32 bytes.
+in NZ; torch_npu's of the products that meet other ranks. NZ has blocks of 16 rows by 32 bytes.
 """
 
 from collections.abc import Mapping
@@ -48,6 +48,9 @@ _PROLOG = NzKernel("aclnnMlaPrologV3WeightNz", places=(1, 2, 4), dtypes=(torch.b
 KERNELS: Mapping[str, NzKernel] = {
     "aten::mm": NzKernel("aclnnMatmulWeightNz", places=(1,), dtypes=_HALVES, turned=True),
     "aten::addmm": NzKernel("aclnnAddmmWeightNz", places=(2,), dtypes=_HALVES, turned=True),
+    "npu::npu_mm_all_reduce_base": NzKernel("aclnnMatmulAllReduce", places=(1,), dtypes=_HALVES, turned=True),
+    "npu::npu_mm_reduce_scatter_base": NzKernel("aclnnMatmulReduceScatterV2", places=(1,), dtypes=_HALVES, turned=True),
+    "npu::npu_all_gather_base_mm": NzKernel("aclnnAllGatherMatmulV2", places=(1,), dtypes=_HALVES, turned=True),
     "npu::npu_quant_matmul": NzKernel("aclnnQuantMatmulWeightNz", places=(1,), dtypes=(torch.int8,), most=65535),
     "npu::npu_grouped_matmul": _GROUPED,
     "npu::npu_grouped_matmul.List": _GROUPED,

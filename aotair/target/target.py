@@ -7,7 +7,8 @@ from importlib import resources
 import torch
 
 from aotair_runtime.confine.op_table import Allowed
-from aotair_runtime.format.mesh import is_collective
+from aotair_runtime.format.mesh import group_argument
+from aotair_runtime.format.schema import Axis
 
 _MOST_ROWS_PACKED, _MOST_ROWS_INT4 = 256, 64
 _LEAST_PACKED = 1 << 15  # numbers of a weight: below, a call costs more than its product
@@ -17,12 +18,18 @@ _LEAST_PACKED = 1 << 15  # numbers of a weight: below, a call costs more than it
 class Target:
     """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine.
     `packs`: whether nodes may keep weights in a form of their own; `nz`: that of NPUs, in which their kernels are to
-    read weights. `allowed`: what loads let programs call."""
+    read weights. `allowed`: what loads let programs call. `mesh`: the axes along which devices run a program together.
+    """
 
     kind: str
     packs: bool = True
     nz: bool = False
     allowed: Allowed = field(default_factory=Allowed)
+    mesh: tuple[Axis, ...] = ()
+
+    def ranks(self, axis: object) -> int:
+        """How many devices there are along an axis of the mesh; 0 where it has none of that name."""
+        return next((one.size for one in self.mesh if one.name == axis), 0)
 
     def names(self, op: torch._ops.OpOverload) -> bool:
         """Whether a program may call `op` on a node."""
@@ -102,7 +109,7 @@ class Target:
         if _registered(op, "CompositeImplicitAutograd"):
             return True
         if self.kind == "npu" and op.namespace == "air":
-            return is_collective(op.name())  # `ops.host` has those that stand for ops of torch_npu
+            return group_argument(op.name()) is not None  # `ops.host` has those that stand for ops of torch_npu
         if self.kind == "cpu" or op.namespace == "air":
             return _registered(op, self.kind.upper())
         return op.namespace != "aten" or _name(op) in _kernels(self.kind)

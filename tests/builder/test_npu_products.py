@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from npu_samples import FLOATS, int8, tensor
+from npu_samples import ALIKE, FLOATS, int8, tensor
 
 import aotair.ops.npu  # noqa: F401
 from aotair.ops.registry import Unserved
@@ -151,3 +151,40 @@ def test_what_grouped_matmul_does_not_serve_it_refuses():
     for ends in ([1, 2, 4], [1, 5], [3, 2]):
         with pytest.raises(ValueError, match="groups of"):
             grouped(**usual | {"group_list": torch.tensor(ends)})
+
+
+def test_products_that_meet_other_ranks():
+    """Of two ranks that have the same numbers."""
+    ops, x, w = torch.ops.npu, tensor((4, 8), torch.float16), tensor((8, 5), torch.float16)
+    want = (x.double() @ w.double()).half()
+    close = {"rtol": 2e-3, "atol": 2e-3}
+    torch.testing.assert_close(ops.npu_mm_all_reduce_base(x.view(2, 2, 8), w, ALIKE), (want * 2).view(2, 2, 5), **close)
+    torch.testing.assert_close(ops.npu_mm_reduce_scatter_base(x, w, ALIKE, 2), (want * 2)[:2], **close)
+    made, every = ops.npu_all_gather_base_mm(x, w, ALIKE, 2)
+    torch.testing.assert_close(made, torch.cat([want, want]), **close)
+    assert torch.equal(every, torch.cat([x, x]))
+    assert ops.npu_all_gather_base_mm(x, w, ALIKE, 2, gather_output=False)[1].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("why", "call"),
+    [
+        ("bias", lambda ops, x, w: ops.npu_mm_all_reduce_base(x, w, ALIKE, bias=w[0])),
+        ("float16 or of bfloat16", lambda ops, x, w: ops.npu_mm_all_reduce_base(x.float(), w.float(), ALIKE)),
+        ("reduce_op='max'", lambda ops, x, w: ops.npu_mm_all_reduce_base(x, w, ALIKE, reduce_op="max")),
+        ("comm_mode='other'", lambda ops, x, w: ops.npu_mm_reduce_scatter_base(x, w, ALIKE, 2, comm_mode="other")),
+        ("world_size=3", lambda ops, x, w: ops.npu_mm_reduce_scatter_base(x, w, ALIKE, 3)),
+        ("factors of 2", lambda ops, x, w: ops.npu_all_gather_base_mm(x[None], w, ALIKE, 2)),
+    ],
+)
+def test_what_products_that_meet_other_ranks_do_not_serve(why: str, call):
+    with pytest.raises(Unserved, match=why):
+        call(torch.ops.npu, tensor((4, 8), torch.float16), tensor((8, 5), torch.float16))
+
+
+def test_a_group_of_another_size_or_name_is_refused():
+    x, w = tensor((4, 8), torch.float16), tensor((8, 5), torch.float16)
+    with pytest.raises(ValueError, match="the group has 2 ranks, and world_size is 4"):
+        torch.ops.npu.npu_mm_reduce_scatter_base(x, w, ALIKE, 4)
+    with pytest.raises(LookupError, match="no group of ranks is called 'nobody'"):
+        torch.ops.npu.npu_mm_all_reduce_base(x, w, "nobody")

@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from cases import RECIPES
 
 import aotair
+from aotair.ops import npu as _ops  # noqa: F401 (defines them)
 from aotair_runtime.artifact.open import open_artifact
+from aotair_runtime.confine.arguments import check_arguments
 from aotair_runtime.errors import MalformedError, RankError
 from aotair_runtime.format import codec
-from aotair_runtime.format.schema import Axis, Cut, GroupArg, Joined, Program, Shard
+from aotair_runtime.format.mesh import COLLECTIVES
+from aotair_runtime.format.schema import Axis, Cut, Form, GroupArg, Instruction, Joined, Program, Shard, TensorArg
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,17 @@ def test_what_a_mesh_says_is_checked(shared: Path, tmp_path: Path, wrong: str):
         open_artifact(path)
         aotair.load(path)
     assert isinstance(caught.value, MalformedError) or wrong.startswith("a group")
+
+
+@pytest.mark.parametrize("op", COLLECTIVES["npu"][1])
+@pytest.mark.parametrize("named", ["tp#0", GroupArg(0)], ids=["a text", "an axis"])
+def test_a_product_that_meets_other_ranks_names_an_axis_alone(op: str, named: object):
+    """Not a communicator of the process, which the file could otherwise meet."""
+    found = getattr(torch.ops.npu, op).default
+    more = (("world_size", 2),) if "world_size" in str(found._schema) else ()
+    item = Instruction(0, Form.COPY, (TensorArg(0), TensorArg(1), named), more, (2,), "node", 0)
+    if isinstance(named, GroupArg):
+        check_arguments(item, found, "a bucket")
+        item = replace(item, args=item.args[:2], kwargs=(("hcom", "tp#0"), *more))
+    with pytest.raises(MalformedError, match=r"hcom of .* names no ranks"):
+        check_arguments(item, found, "a bucket")

@@ -26,6 +26,11 @@ cann.sim_set_schedule.argtypes = [ctypes.c_uint64]
 cann.sim_set_memory.argtypes = [_SIZE]
 cann.sim_set_limits.argtypes = [_SIZE, _SIZE]
 cann.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_long]
+cann.sim_communicator.argtypes, cann.sim_communicator.restype = [ctypes.c_char_p], ctypes.c_void_p
+for _name, _numbers in (("HcclAllReduce", 2), ("HcclAllGather", 1), ("HcclReduceScatter", 2)):
+    _kinds = [ctypes.c_void_p] * 2 + [ctypes.c_uint64] + [ctypes.c_int] * _numbers + [ctypes.c_void_p] * 2
+    getattr(cann, _name).argtypes = _kinds
+cann.HcclGetRankSize.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32)]
 cann.sim_set_timeout.argtypes, cann.sim_timeout.restype = [ctypes.c_double], ctypes.c_double
 atexit.register(cann.sim_finish)  # what still waits for other ranks runs kernels, which are Python
 

@@ -41,6 +41,7 @@ from simkernels import (  # noqa: F401
     take_failure,
     to_copy,
 )
+from simmeeting import all_gather_mm, mm_all_reduce, mm_reduce_scatter
 
 # Ops that allocate, look at or reshape memory: torch_npu's own host code serves them.
 _HOST_CODE = {
@@ -137,7 +138,8 @@ def install() -> int:
     """Give every op that torch_npu implements a host kernel, once per process; returns how many.
 
     Ops of the namespace npu:: have no CPU kernel: each raises until `register` gives it a reference. The one that
-    aten's scaled_dot_product_attention turns into on the device has it from the start.
+    aten's scaled_dot_product_attention turns into on the device, and those that meet other ranks, have it from the
+    start.
     """
     if _libraries:
         return 0
@@ -153,4 +155,7 @@ def install() -> int:
     _implement("npu::_npu_format_cast", format_cast)
     register("npu::_npu_dtype_cast", lambda x, dtype: x.to(dtype))
     register("npu::npu_fusion_attention_v3", fusion_attention_v3)
+    _implement("npu::npu_mm_all_reduce_base", mm_all_reduce)
+    _implement("npu::npu_mm_reduce_scatter_base", mm_reduce_scatter)
+    _implement("npu::npu_all_gather_base_mm", all_gather_mm)
     return count

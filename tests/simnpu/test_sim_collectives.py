@@ -43,6 +43,10 @@ def test_average_and_bool(ranks):
     assert ranks.run(rankbodies.average_and_bool) == [([1.5, 1.5], [True, False])] * COUNT
 
 
+def test_products_that_meet_the_other_ranks(ranks):
+    assert ranks.run(rankbodies.products) == [[]] * COUNT
+
+
 def test_each_call(ranks):
     assert ranks.run(rankbodies.each_call) == [[]] * COUNT
 

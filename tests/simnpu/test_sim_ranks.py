@@ -6,8 +6,8 @@ import pytest
 import rankmodels
 import safetensors.torch
 import torch
-from cases import RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
-from models import Deep, Shared, SharesItself
+from cases import MEETS_IN_PRODUCTS, RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
+from models import Deep, MeetsInProducts, Shared, SharesItself
 from rank_scenarios import decode_inputs
 from ranks import Ranks
 from torch_shares import SharedByTorch
@@ -16,6 +16,8 @@ import aotair
 from aotair.model.load import load_model
 from aotair.recipe.job import job_of
 from aotair.recipe.read import parse_recipe
+from aotair_runtime.format import codec
+from aotair_runtime.format.packed import packed_constants
 
 SEEDS = 25
 
@@ -96,6 +98,27 @@ def test_a_model_that_calls_collectives_itself(ranks: Ranks, tmp_path: Path):
     for answers in ranks.run(rankmodels.answers, str(path), inputs):
         for given, got in zip(inputs, answers, strict=True):
             torch.testing.assert_close(got, model(given), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("nz", [False, True])
+def test_products_that_meet_other_ranks(ranks: Ranks, tmp_path: Path, nz: bool):
+    """By kernels that find their communicator by its name, in any legal order, and with other weights."""
+    config = {"experimental_config": {"weight_nz": nz}}
+    path = aotair.build(MEETS_IN_PRODUCTS | {"config": config}, tmp_path / "a.aotair")
+    program = codec.parse((path / "program.msgpack").read_bytes(), "")
+    fused = {f"npu::npu_{name}" for name in ("mm_all_reduce_base", "mm_reduce_scatter_base", "all_gather_base_mm")}
+    assert {op.name for op in program.ops} >= fused and ({op for _, op in packed_constants(program)} >= fused) == nz
+    torch.manual_seed(9)
+    second, other = MeetsInProducts(), tmp_path / "other.safetensors"
+    safetensors.torch.save_file(dict(second.state_dict()), other)
+    first, inputs = original(MEETS_IN_PRODUCTS), [torch.randn(size, 256).half() for size in (2, 130)]
+    for one in ranks.run(rankmodels.calls, str(path), inputs, SEEDS, str(other)):
+        for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
+            torch.testing.assert_close(got, first(given), atol=1e-2, rtol=1e-2)
+            torch.testing.assert_close(after, second(given), atol=1e-2, rtol=1e-2)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % len(inputs)]), f"order {number // len(inputs) + 1}"
+        assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == len(inputs) * 3
 
 
 @pytest.mark.parametrize("sequence", [False, True])

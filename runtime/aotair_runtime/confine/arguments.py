@@ -7,7 +7,7 @@ import torch
 
 from ..errors import MalformedError
 from ..format.limits import MOST_INT, MOST_ITEMS, MOST_LETTERS
-from ..format.mesh import is_collective
+from ..format.mesh import group_argument
 from ..format.schema import (
     Arg,
     DeviceArg,
@@ -31,11 +31,12 @@ def check_arguments(instruction: Instruction, op: torch._ops.OpOverload, where: 
     _known(instruction, op, where)
     given = arguments_by_name(instruction, op)
     results = {a.name for a in op._schema.arguments if a.is_out} if instruction.form == Form.OUT else set()
+    group = group_argument(op.name())
     for argument in op._schema.arguments:
         if argument.name not in given:
             if not argument.has_default_value() and argument.name not in results and argument.name != "out":
                 raise MalformedError(f"{op} lacks its argument {argument.name}", where=_place(instruction, where))
-        elif isinstance(given[argument.name], GroupArg) != (argument.name == "group" and is_collective(op.name())):
+        elif isinstance(given[argument.name], GroupArg) != (argument.name == group):
             raise MalformedError(
                 f"the argument {argument.name} of {op} names no ranks, or should",
                 where=_place(instruction, where),

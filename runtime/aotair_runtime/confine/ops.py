@@ -568,6 +568,7 @@ npu::npu_add_rms_norm_dynamic_quant: -
 npu::npu_add_rms_norm_quant: -
 npu::npu_add_rms_norm_v2: -
 npu::npu_add_rms_norm_v2_functional: -
+npu::npu_all_gather_base_mm: -
 npu::npu_dynamic_quant: -
 npu::npu_fused_infer_attention_score: - out
 npu::npu_fused_infer_attention_score_v2: - out
@@ -577,6 +578,8 @@ npu::npu_kv_rmsnorm_rope_cache_v2: -
 npu::npu_kv_rmsnorm_rope_cache_v2_functional: -
 npu::npu_mla_prolog_v3: -
 npu::npu_mla_prolog_v3_functional: -
+npu::npu_mm_all_reduce_base: -
+npu::npu_mm_reduce_scatter_base: -
 npu::npu_moe_gating_top_k: -
 npu::npu_moe_gating_top_k_softmax: -
 npu::npu_moe_gating_top_k_softmax_v2: -

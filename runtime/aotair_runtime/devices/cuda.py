@@ -34,11 +34,11 @@ class _Vendor:
         torch._C._cuda_endAllocateToPool(index, pool)
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta) -> object:
-    """This process's end of a connection by NCCL."""
+def connect(store: Store, rank: int, size: int, timeout: timedelta) -> tuple[object, None]:
+    """This process's end of a connection by NCCL; no kernel knows it by a name."""
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return c10d.ProcessGroupNCCL(store, rank, size, options)
+    return c10d.ProcessGroupNCCL(store, rank, size, options), None
 
 
 class CUDA(Accelerator):

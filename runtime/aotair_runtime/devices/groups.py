@@ -42,9 +42,10 @@ _groups: dict[str, Group] = {}
 _numbers = itertools.count()
 
 
-def register(made: Group, axis: str) -> str:
-    """A name for the group, by which instructions find it until `forget`."""
-    name = f"{axis}#{next(_numbers)}"
+def register(made: Group, axis: str, name: str | None = None) -> str:
+    """A name for the group, by which instructions find it until `forget`: `name`, where kernels of the device know it
+    by that already."""
+    name = name or f"{axis}#{next(_numbers)}"
     _groups[name] = made
     return name
 
@@ -98,10 +99,11 @@ def _met() -> Iterator[None]:
 
 class ProcessRanks:
     """Processes, each with one end of a connection: Gloo, NCCL or HCCL, as torch.distributed has them. They are not
-    among its named groups: names are used again once a group is gone, and ranks may not agree on when that is."""
+    among its named groups: names are used again once a group is gone, and ranks may not agree on when that is.
+    `known_as`: the name by which kernels of the device know the connection, where they do."""
 
-    def __init__(self, end: Any):  # a c10d.Backend, of which torch's stubs know little
-        self._end, self.size, self.number = end, int(end.size()), int(end.rank())
+    def __init__(self, end: Any, known_as: str | None = None):  # a c10d.Backend, of which torch's stubs know little
+        self._end, self.size, self.number, self.known_as = end, int(end.size()), int(end.rank()), known_as
 
     def all_reduce(self, x: Tensor, reduce: str) -> None:
         options: Any = c10d.AllreduceOptions()
@@ -141,4 +143,4 @@ def connect(kind: str, store: Store, rank: int, size: int, timeout: timedelta) -
     if kind == "cpu":
         return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
     module = importlib.import_module(f".{kind}", __package__)
-    return ProcessRanks(module.connect(store, rank, size, timeout))
+    return ProcessRanks(*module.connect(store, rank, size, timeout))

@@ -8,22 +8,21 @@ import torch
 
 from .schema import Axis, Constant, Cut, GroupArg, Program, Shard, Stored
 
-# Of the namespace air.
-COLLECTIVES = (
-    "all_reduce",
-    "all_reduce_",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "stage_input",
-    "stage_output",
-)
+# By namespace: the ops that need other ranks, and the argument that names these.
+COLLECTIVES = {
+    "air": (
+        "group",
+        ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "all_to_all", "stage_input", "stage_output"),
+    ),
+    "npu": ("hcom", ("npu_mm_all_reduce_base", "npu_mm_reduce_scatter_base", "npu_all_gather_base_mm")),
+}
 
 
-def is_collective(op: str) -> bool:
-    """Whether an op of that name, `namespace::name.overload`, needs other ranks."""
+def group_argument(op: str) -> str | None:
+    """The argument that names ranks of an op called `namespace::name.overload`; None where it needs no others."""
     namespace, _, name = op.partition("::")
-    return namespace == "air" and name.partition(".")[0] in COLLECTIVES
+    argument, names = COLLECTIVES.get(namespace, ("", ()))
+    return argument if name.partition(".")[0] in names else None
 
 
 def ranks_of(mesh: Sequence[Axis]) -> int:
@@ -59,7 +58,7 @@ def partners(mesh: Sequence[Axis], axes: Collection[int], rank: int) -> list[int
 
 def spoken_axes(program: Program) -> frozenset[int]:
     """The axes along which the ranks meet in calls."""
-    args = (arg for item in program.instructions for arg in item.args)
+    args = (arg for item in program.instructions for arg in (*item.args, *(value for _, value in item.kwargs)))
     return frozenset(arg.axis for arg in args if isinstance(arg, GroupArg))
 
 

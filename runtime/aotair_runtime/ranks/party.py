@@ -108,9 +108,8 @@ class Processes:
             names = []
             for number, axis in enumerate(self.mesh):
                 others = partners(self.mesh, {number}, self.rank)
-                names.append(
-                    register(self._connected(f"axis {axis.name}", others, self._device, self._timeout), axis.name)
-                )
+                made = self._connected(f"axis {axis.name}", others, self._device, self._timeout)
+                names.append(register(made, axis.name, made.known_as))
             self.groups = tuple(names)
         self._words = self._shared_words()
         self._lines = None if self._words is None else self._driving_lines()

@@ -1,0 +1,34 @@
+"""A product whose parts all ranks add up -> one op, which sends some rows while it multiplies others."""
+
+import functools
+import math
+
+import torch
+from torch.fx.node import Node
+
+from ...target.target import Target
+from ..matcher import KeywordArg, call
+from ..rule import Fused, Results, Rule
+from .meeting import Turn, products, refuses
+from .npu import val
+
+
+def _check(left: Node, right: Node, reduce: str, group: str, device: Target) -> str | None:
+    if reduce != "sum":
+        return f"the ranks take the {reduce}, the fused kernel takes their sum"
+    if val(left).dim() not in (2, 3):
+        return f"{left.name} has {val(left).dim()} dimensions, the fused kernel takes 2 or 3"
+    return refuses(device, group, left, right, math.prod(val(left).shape[:-1]), least_k=1)
+
+
+def _replace(left: torch.Tensor, right: torch.Tensor, reduce: str, group: str, *, turn: Turn) -> Results:
+    return (torch.ops.npu.npu_mm_all_reduce_base.default(left, turn(right), group, reduce_op=reduce),)
+
+
+def _variants() -> tuple[Fused, ...]:
+    op, met = torch.ops.air.all_reduce.default, (KeywordArg("reduce"), KeywordArg("group"))
+    found = products(KeywordArg("left"))
+    return tuple(Fused(call(op, one, *met), functools.partial(_replace, turn=turn), _check) for one, turn in found)
+
+
+RULE = Rule("mm_all_reduce", "linear or mm, all_reduce -> npu_mm_all_reduce_base", _variants())

@@ -1,0 +1,35 @@
+"""A product whose parts the ranks add up, of which each keeps its rows -> one op."""
+
+import functools
+
+import torch
+from torch.fx.node import Node
+
+from ...target.target import Target
+from ..matcher import KeywordArg, call
+from ..rule import Fused, Results, Rule
+from .meeting import Turn, products, refuses
+from .npu import val
+
+
+def _check(left: Node, right: Node, reduce: str, group: str, device: Target) -> str | None:
+    if reduce != "sum":
+        return f"the ranks take the {reduce}, the fused kernel takes their sum"
+    if val(left).dim() != 2:
+        return f"{left.name} has {val(left).dim()} dimensions, the fused kernel takes 2"
+    return refuses(device, group, left, right, val(left).shape[0], least_k=256)
+
+
+def _replace(left: torch.Tensor, right: torch.Tensor, reduce: str, ranks: int, group: str, *, turn: Turn) -> Results:
+    op, rows = torch.ops.npu.npu_mm_reduce_scatter_base.default, left.shape[0] // ranks
+    made = op(left, turn(right), group, ranks, reduce_op=reduce, comm_mode="aiv")
+    return (made.view(rows, made.shape[1]),)  # torch_npu's Meta kernel divides a symbol as floats are divided
+
+
+def _variants() -> tuple[Fused, ...]:
+    op, met = torch.ops.air.reduce_scatter.default, tuple(map(KeywordArg, ("reduce", "ranks", "group")))
+    found = products(KeywordArg("left"))
+    return tuple(Fused(call(op, one, *met), functools.partial(_replace, turn=turn), _check) for one, turn in found)
+
+
+RULE = Rule("mm_reduce_scatter", "linear or mm, reduce_scatter -> npu_mm_reduce_scatter_base", _variants())
