@@ -47,8 +47,7 @@ def _install_simulated() -> None:
     from aotair.ops import npu
 
     simnpu.install()
-    for op in npu.OPS:
-        simnpu.register(f"npu::{op.name}", op.kernel)
+    simnpu.register_fused({op.name: op.kernel for op in npu.OPS})
 
 
 def _one(name: str, device: str) -> Iterator[Row]:

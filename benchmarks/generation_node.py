@@ -30,8 +30,7 @@ def tokens(device: str, name: str, wide: str, half: str) -> dict:
         simnpu.install()
         from aotair.ops import npu
 
-        for op in npu.OPS:
-            simnpu.register(f"npu::{op.name}", op.kernel)
+        simnpu.register_fused({op.name: op.kernel for op in npu.OPS})
     prompts = some_prompts(512, LENGTHS)
     with aotair.load(wide, device=device) as model:
         ours = generate(model, prompts, COUNT)

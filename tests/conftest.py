@@ -22,8 +22,7 @@ if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: s
 
     NPU_KERNELS = kernel_lists.npu()
     simnpu.install()
-    for op in npu_ops.OPS:
-        simnpu.register(f"npu::{op.name}", op.kernel)
+    simnpu.register_fused({op.name: op.kernel for op in npu_ops.OPS})
     torch.npu.set_device(0)
     torch.npu.Stream()  # makes the pool of streams, so that counters change only by what a test does
 

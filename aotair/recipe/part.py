@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+FileName = Annotated[str, Field(min_length=1)]
 
 
 class Part(BaseModel):

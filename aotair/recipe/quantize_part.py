@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from .part import Part, Size
+from .part import FileName, Part, Size
 
 Scheme = Literal["int8_dynamic", "int8_static", "int8_weight_only", "int4_weight_only"]
 _NO_FLOAT8 = (
@@ -44,7 +44,7 @@ class QuantizePart(Part):
         description="how many neighbours of a weight's row share a scale, with weight_only, of int4 alone where "
         "both are asked; null: 128 of int4, the row of int8",
     )
-    calibration: str | None = Field(
+    calibration: FileName | None = Field(
         default=None,
         description=".safetensors file of real inputs, as verify.samples, or a function (module:function) that gives "
         "dicts of them, or prompts: those of verify.prompts, for the first entry point; scales of int8_static and "

@@ -24,7 +24,7 @@ from aotair_runtime.memory.amounts import read_budget, read_bytes
 
 from ..target.target import Target
 from .config import CompilerConfig
-from .part import Part, Size
+from .part import FileName, Part, Size
 from .quantize_part import QuantizePart
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
@@ -85,7 +85,7 @@ class ModelPart(Part):
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
         description="importable callable (package.module:callable) or path/to/file.py:callable; returns an nn.Module",
     )
-    pretrained: str | None = Field(
+    pretrained: FileName | None = Field(
         default=None,
         description="instead of a factory: a checkpoint's directory as the Hugging Face hub lays it out, or .gguf file",
     )
@@ -97,7 +97,7 @@ class ModelPart(Part):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments for the factory, or options of the task"
     )
-    weights: str | WeightsPart | None = Field(
+    weights: FileName | WeightsPart | None = Field(
         default=None, description=".safetensors file, or directory of them (sharded or not), to load over the factory's"
     )
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = Field(
@@ -324,7 +324,7 @@ class VerifyPart(Part):
     )
     rtol: float | None = Field(default=None, ge=0, description="of each number, beside atol")
     seed: int = Field(default=0, ge=0, lt=1 << 63, description="of the random inputs and states")
-    samples: str | None = Field(
+    samples: FileName | None = Field(
         default=None, description=".safetensors file of real inputs, named INPUT or SAMPLE.INPUT"
     )
     prompts: list[str] | None = Field(
@@ -362,7 +362,7 @@ class EntryPart(Part):
     inputs: Inputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
     buckets: Buckets = Field(default_factory=dict, description="as the recipe's, for this entry point")
     outputs: Outputs = Field(default_factory=dict, description="as the recipe's, for this entry point")
-    samples: str | None = Field(default=None, description="as verify.samples, for this entry point")
+    samples: FileName | None = Field(default=None, description="as verify.samples, for this entry point")
     constants: Constants = Field(default_factory=dict, description="as the recipe's, for this entry point")
     types: Types = Field(default_factory=dict, description="as the recipe's, for this entry point")
     dimensions: Dimensions = Field(default_factory=dict, description="as the recipe's, for this entry point")

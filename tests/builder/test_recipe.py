@@ -62,6 +62,9 @@ def test_buckets_are_the_product_or_an_explicit_list():
 @pytest.mark.parametrize(
     ("path", "value", "at", "says"),
     [
+        ("quantize.calibration", "", "quantize.calibration", "at least 1 character"),
+        ("verify.samples", "", "verify.samples", "at least 1 character"),
+        ("model.weights", "", "model.weights", "at least 1 character"),
         ("nam", "x", "nam", "unknown key"),
         ("model.factor", "a:b", "model.factor", "unknown key"),
         ("inputs.x.pads", 0, "inputs.x.pads", "unknown key"),

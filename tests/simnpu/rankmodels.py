@@ -50,8 +50,7 @@ def driven(path: str, calls: list[tuple[object, ...]]) -> list[torch.Tensor]:
 
 def _fused_ops() -> None:
     """Let the simulated device make fused ops as the host does."""
-    for op in npu.OPS:
-        simnpu.register(f"npu::{op.name}", op.kernel)
+    simnpu.register_fused({op.name: op.kernel for op in npu.OPS})
 
 
 def _on(device: torch.device, value: object) -> object:

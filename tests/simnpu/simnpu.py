@@ -59,6 +59,11 @@ _HOST_CODE_NPU = {
     "empty_with_format", "unsafe_empty_with_format", "empty_with_swapped_memory", "_npu_storage_resize",
 }  # fmt: skip
 _SPECIAL = {"copy_": copy_, "_to_copy": to_copy, "clone": clone}
+_MEETING = {  # these launch tasks of their own: a reference on the host would meet nobody
+    "npu_mm_all_reduce_base": mm_all_reduce,
+    "npu_mm_reduce_scatter_base": mm_reduce_scatter,
+    "npu_all_gather_base_mm": all_gather_mm,
+}
 _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _libraries: dict[str, torch.library.Library] = {}
 
@@ -82,6 +87,13 @@ def register(name: str, reference=None) -> None:
     reference on meta tensors where the op has none.
     """
     _implement(name, kernel_for(_op(name), reference))
+
+
+def register_fused(references) -> None:
+    """Serve ops of the namespace npu:: with these references, by name; those that meet other ranks stay as they are."""
+    for name, reference in references.items():
+        if name not in _MEETING:
+            register(f"npu::{name}", reference)
 
 
 def _no_reference(name: str):
@@ -155,7 +167,6 @@ def install() -> int:
     _implement("npu::_npu_format_cast", format_cast)
     register("npu::_npu_dtype_cast", lambda x, dtype: x.to(dtype))
     register("npu::npu_fusion_attention_v3", fusion_attention_v3)
-    _implement("npu::npu_mm_all_reduce_base", mm_all_reduce)
-    _implement("npu::npu_mm_reduce_scatter_base", mm_reduce_scatter)
-    _implement("npu::npu_all_gather_base_mm", all_gather_mm)
+    for name, kernel in _MEETING.items():
+        _implement(f"npu::{name}", kernel)
     return count
