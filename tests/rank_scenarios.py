@@ -50,6 +50,8 @@ def calls(folder: Path, artifact: str) -> object:
         found["differ"] = refused(lambda: model(ids(1 + model.rank, 4)))
         found["refused"] = refused(lambda: model(ids(9 if model.rank else 1, 4)))
         found["dtype"] = refused(lambda: model(ids(1, 4).float()))
+        found["sparse"] = refused(lambda: model(ids(1, 4).to_sparse()))
+        found["text"] = refused(lambda: model("a" if model.rank else ids(1, 4)))
         model.reset_state()
         found["again"] = model(ids(1, 1)).tolist()
         model.reset_state()

@@ -16,6 +16,8 @@ from .call_plan import shape_of
 from .entry import Entry
 from .signature import Tensors
 
+_MOST_FITTING = 1024
+
 
 class RankedEntry(Entry):
     """`number`: which of the program's entry points it is."""
@@ -31,17 +33,35 @@ class RankedEntry(Entry):
     ):
         super().__init__(spec, parts, resident, pools, life)
         self.number, self._party = [entry.name for entry in parts.program.entry_points].index(spec.name), party
+        self._fitting: dict[
+            object, tuple[int, ...]
+        ] = {}  # by what inputs were like in calls that can be made: their sizes
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         with self._lock:
             try:
-                sizes = self.sizes(tensors)
+                sizes = self._sizes_as_before(tensors)
             except AotairError:
                 with contextlib.suppress(RankError):  # what this call is refused for is said by it
                     self._party.agree(REFUSED, ())
                 raise
             self._party.agree(self.number, sizes)
             return self.agreed(tensors)
+
+    def _sizes_as_before(self, tensors: Tensors) -> tuple[int, ...]:
+        """Those of a call with these inputs, which are looked at one by one where such have not come before."""
+        if self._has_hosts:
+            return self.sizes(tensors)
+        try:
+            looks = tuple([(one.shape, one.dtype, one.device, one.layout) for one in tensors])
+        except AttributeError:  # of what is no tensor
+            return self.sizes(tensors)
+        found = self._fitting.get(looks)
+        if found is None:
+            found = self.sizes(tensors)
+            if len(self._fitting) < _MOST_FITTING:
+                self._fitting[looks] = found
+        return found
 
     def sizes(self, tensors: Tensors) -> tuple[int, ...]:
         """Those of a call with these inputs. Raises a subclass of CallError where it cannot be made."""
