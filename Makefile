@@ -12,6 +12,7 @@ WORKERS ?= 2
 MATRIX ?=
 ALL :=
 CUDA_PYTHON ?= $(BIN)/python
+SHARED := -n $(WORKERS) --dist worksteal# tests of one file mostly stay together: what a file sets up is made once
 LONG := -o timeout=0 -o faulthandler_timeout=0
 
 export HF_HUB_OFFLINE := 1
@@ -45,8 +46,8 @@ chat: $(INSTALLED) build/smollm2.aotair ## build SmolLM2-135M-Instruct, and talk
 	@$(BIN)/aotair chat build/smollm2.aotair --speed
 
 test: $(INSTALLED) ## the tests, but those that take long; on a simulated NPU too where torch_npu installs (SIMNPU=--required: or fail)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ALL)
-	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest -n $(WORKERS) $(ALL) --devices npu tests/simnpu tests/runtime tests/test_language.py
+	$(BIN)/python -m pytest $(SHARED) $(ALL)
+	$(SIMULATED) --install $(TORCH) $(SIMNPU) -- $(BIN)/python -m pytest $(SHARED) $(ALL) --devices npu tests/simnpu tests/runtime tests/test_language.py
 
 test-long: ALL := --long
 test-long: test ## all tests

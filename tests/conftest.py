@@ -1,5 +1,6 @@
 """What the tests share: recipes for the small models, built once a session, and the real encoder."""
 
+import gc
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ if importlib.util.find_spec("simcann"):  # this process has the simulated NPU: s
     torch.npu.Stream()  # makes the pool of streams, so that counters change only by what a test does
 
 warnings.filterwarnings("ignore", category=OutputHeldWarning)
+gc.set_threshold(20_000, 50, 100)  # each look for cycles goes over all that torch and transformers have loaded
 torch.set_num_threads(1)  # small models gain nothing from threads, and lose much where others want the cores too
 
 

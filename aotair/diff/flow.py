@@ -25,6 +25,7 @@ from aotair_runtime.format.schema import (
     DeviceArg,
     EntryPoint,
     Form,
+    GroupArg,
     HostArg,
     Instruction,
     Layout,
@@ -315,6 +316,8 @@ class _Reader:
             return f"the list {self._entry.inputs[arg.input].name}"
         if isinstance(arg, WorkspaceArg):
             return f"workspace of {self._program.ops[arg.op].name}"
+        if isinstance(arg, GroupArg):
+            return f"the ranks along {self._program.mesh[arg.axis].name}"
         return str(arg.name) if hasattr(arg, "name") else repr(arg)
 
 

@@ -1,6 +1,8 @@
 """Sympy sizes and pytree structures, as the plain data of the format."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, TypeAlias
@@ -14,6 +16,7 @@ from aotair_runtime.format.schema import Expr, Operator, Tree
 
 from ..errors import UnsupportedError
 
+_CALLS = 1 << 12  # so many are tried at the most where a size is a quotient of two
 _SIZES = 1 << 16  # as many are tried where a size is rounded and may have any value
 # Of what Expr and Tree may be, the kinds that are made of several of their own.
 _Call: TypeAlias = "tuple[Operator, Expr, *tuple[Expr, ...]]"
@@ -54,7 +57,7 @@ def _expr(expr: sympy.Expr, symbols: Symbols) -> Expr:
     if isinstance(expr, sympy.Add):
         return _call("+", _sorted(expr), symbols)
     if isinstance(expr, (functions.FloorDiv, functions.CleanDiv)):
-        return _call("//", expr.args, symbols)
+        return _call("//", expr.args, symbols) if expr.args[1].is_Integer else _one_of(expr, symbols)
     if isinstance(expr, (functions.Mod, functions.PythonMod)):
         return _call("%", expr.args, symbols)
     if isinstance(expr, (functions.Max, sympy.Max)):
@@ -72,6 +75,31 @@ def _expr(expr: sympy.Expr, symbols: Symbols) -> Expr:
     raise UnsupportedError(
         f"an output's size is {expr}", expected="sums, products, floor divisions, minima and maxima of the dimensions"
     )
+
+
+def _one_of(quotient: sympy.Expr, symbols: Symbols) -> Expr:
+    """The dimension that a size divided by another size always is. Raises UnsupportedError where there is none."""
+    parts = sorted(quotient.free_symbols, key=str)
+    if all(part in symbols.exprs and part in symbols.values for part in parts):
+        calls = [dict(zip(parts, map(sympy.Integer, call))) for call in _calls(parts, symbols)]
+        for part in parts if calls else ():
+            if all(_divides(quotient, call) and quotient.xreplace(call) == call[part] for call in calls):
+                return symbols.exprs[part]
+    raise UnsupportedError(
+        f"an output's size is {quotient}, a quotient of two sizes",
+        expected="a dimension, or a quotient of one and a number",
+        fix="say the size by a dimension that an input has, and not by one that it is divided by",
+    )
+
+
+def _divides(quotient: sympy.Expr, call: Mapping[sympy.Symbol, sympy.Integer]) -> bool:
+    return bool(quotient.args[1].xreplace(call) > 0)
+
+
+def _calls(parts: Sequence[sympy.Symbol], symbols: Symbols) -> list[tuple[int, ...]]:
+    """The values that sizes may have together; none where these are too many to try."""
+    values = [symbols.values[part] for part in parts]
+    return list(itertools.product(*values)) if math.prod(map(len, values)) <= _CALLS else []
 
 
 def _ratio(expr: sympy.Expr, symbols: Symbols) -> tuple[sympy.Expr, Fraction]:

@@ -6,19 +6,22 @@ from pathlib import Path
 import torch
 from torch.fx.node import Node
 
-_TORCH = str(Path(torch.__file__).parent)
+# Torch's files, and those by which aotair shares a model out.
+_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent / "parallel"))
+_IN_NO_FILE = "<eval_with_key>"  # code that torch has made of a trace
 
 
 def source(node: Node) -> str:
     """` (model.py:12, in forward)`: the user's line that a node came from, or nothing. What torch itself calls on the
-    way is none of the user's lines."""
+    way, or aotair where it shares a model out, is none of the user's lines."""
     return _last_line(node.meta.get("stack_trace") or "")
 
 
 @functools.lru_cache(maxsize=4096)
 def _last_line(trace: str) -> str:
-    files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    files = [line for line in files if _TORCH not in line] or files
+    lines = (line.strip() for line in trace.splitlines())
+    files = [line for line in lines if line.startswith("File ") and _IN_NO_FILE not in line]
+    files = [line for line in files if not any(other in line for other in _OTHERS)] or files
     if not files:
         return ""
     parts = files[-1].split(", ")

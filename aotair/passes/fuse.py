@@ -71,6 +71,10 @@ def _say_missing(edits: Edits, rule: Rule, seen: set[object]) -> None:
             edits.missing(fns[0], "the rule needs it, and nothing in the graph calls it")
 
 
+class _Surrounded(str):
+    """Why the nodes of a match cannot be taken out: another variant, which leaves them, may have more to say."""
+
+
 class _Fuser:
     """Goes from anchor to anchor. `left`: what computes something and stays, and why; `relaid`: whether results have
     other strides now."""
@@ -98,13 +102,15 @@ class _Fuser:
                     self.relaid |= relaid
                 return
             reasons.append(planned)
-        reason = reasons[0] if reasons else nearest(failed, node)
+        told = next((reason for reason in reasons if not isinstance(reason, _Surrounded)), None)
+        reason = told or (reasons[0] if reasons else nearest(failed, node))
         if reason is not None:
             self.left.setdefault(maker, reason)
 
     def _planned(self, variant: Variant, match: Match, outputs: Sequence[Node]) -> Replacement | str:
         """A replacement that may be put in, or why there is none."""
-        planned = self._kept(match) or self._around.refusal(match, outputs) or variant.plan(match, self._edits.target)
+        around = self._around.refusal(match, outputs)
+        planned = self._kept(match) or (around and _Surrounded(around)) or variant.plan(match, self._edits.target)
         if isinstance(planned, Kept):
             keep(self._rule.name, outputs, match.nodes)
         if not isinstance(planned, Replacement):

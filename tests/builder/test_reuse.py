@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from cases import MODELS, RECIPES
+from marks import long
 
 import aotair
 from aotair.errors import ProofError, RecipeError
@@ -39,7 +40,7 @@ def files(path: Path) -> dict[str, str]:
     return {file.name: digest(file) for file in sorted(path.iterdir()) if file.is_file() and file.suffix != ".html"}
 
 
-@pytest.mark.parametrize("name", ["encoder", "linear", "derived", "counter", "streams"])
+@pytest.mark.parametrize("name", ["encoder", "derived", *map(long, ("linear", "counter", "streams"))])
 def test_it_is_what_a_build_of_its_own_makes(built, tmp_path: Path, name: str):
     recipe = second(name, tmp_path) if name != "streams" else RECIPES[name] | {"name": "second"}
     alone = aotair.build(recipe, tmp_path / "alone.aotair")

@@ -21,14 +21,19 @@ def _check(left: Node, right: Node, ranks: int, group: str, device: Target) -> s
     return refuses(device, group, left, right, val(left).shape[0] * ranks, least_k=256)
 
 
-def _both(left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, *, turn: Turn) -> Results:
+def _both(
+    left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, bias: torch.Tensor | None = None, *, turn: Turn
+) -> Results:
     made, every = torch.ops.npu.npu_all_gather_base_mm.default(left, turn(right), group, ranks, comm_mode="aiv")
-    return made, every
+    return made if bias is None else made + bias, every
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, *, turn: Turn) -> Results:
+def _product(
+    left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, bias: torch.Tensor | None = None, *, turn: Turn
+) -> Results:
     op = torch.ops.npu.npu_all_gather_base_mm.default
-    return (op(left, turn(right), group, ranks, gather_output=False, comm_mode="aiv")[0],)
+    made = op(left, turn(right), group, ranks, gather_output=False, comm_mode="aiv")[0]
+    return (made if bias is None else made + bias,)
 
 
 def _variants() -> Iterator[Fused]:

@@ -1,11 +1,14 @@
 """What the rules for products that meet other ranks have in common."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
 from torch.fx.node import Node
 from torch.utils._sympy.numbers import int_oo
+
+from aotair_runtime.format.mesh import COLLECTIVES, group_argument
 
 from ...target.target import Target
 from ..matcher import CallFunction, KeywordArg, PatternExpr, call
@@ -17,15 +20,24 @@ Turn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _LEAST_ROWS = 128
 _SIZES = (2, 4, 8)  # of the groups that the kernels of Atlas A2 know
 _MOST_K = 65535
+_FUSED = tuple(f"npu::{name}" for name in COLLECTIVES["npu"][1])
+_LIKE = ("air::all_reduce", "air::reduce_scatter", "air::all_gather", *_FUSED)
 
 
 def products(left: PatternExpr) -> tuple[tuple[CallFunction, Turn], ...]:
-    """`left` times `right`: as a linear layer with a weight (n, k), or as a product of matrices; and how `right`
-    becomes what the kernels take, (k, n)."""
+    """`left` times `right`, perhaps plus `bias`: as a linear layer with a weight (n, k), or as a product of matrices;
+    and how `right` becomes what the kernels take, (k, n)."""
+    right, bias = KeywordArg("right"), KeywordArg("bias")
     return (
-        (call(_aten.linear.default, left, KeywordArg("right")), torch.t),
-        (call(_aten.mm.default, left, KeywordArg("right")), lambda right: right),
+        (call(_aten.linear.default, left, right), torch.t),
+        (call(_aten.mm.default, left, right), _as_it_is),
+        (call(_aten.linear.default, left, right, bias), torch.t),
+        (call(_aten.addmm.default, bias, left, right), _as_it_is),
     )
+
+
+def _as_it_is(right: torch.Tensor) -> torch.Tensor:
+    return right
 
 
 def refuses(
@@ -35,8 +47,10 @@ def refuses(
     ranks = device.ranks(axis)
     if ranks not in _SIZES:
         return f"the axis {axis} has {ranks} ranks, the fused kernel takes {', '.join(map(str, _SIZES))}"
-    if (first := device.mesh[0].name) != axis and device.ranks(first) > 1:
-        return f"the fused kernels of a program all meet the same ranks: those of {first}"
+    if (chosen := _axis(left.graph, device)) != axis:
+        return f"the fused kernels of a program all meet the same ranks: those of {chosen}, along which more meet"
+    if val(right).dim() != 2:
+        return f"{right.name} has {val(right).dim()} dimensions, the fused kernel takes 2"
     if not val(left).is_contiguous():
         return f"{left.name} has gaps or is transposed, the fused kernel takes no such"
     if not isinstance(val(left).shape[-1], int):
@@ -46,6 +60,21 @@ def refuses(
     if _most(rows) < _LEAST_ROWS:
         return f"no call has more than {_most(rows)} rows: below {_LEAST_ROWS} nothing goes on at the same time"
     return not_halves(left, right)
+
+
+def _axis(graph: torch.fx.Graph, device: Target) -> str:
+    """Of the axes whose ranks add up, share out or gather in a graph: that along which they do so most often, and of
+    several the last of the mesh, whose ranks are neighbours."""
+    places = {axis.name: place for place, axis in enumerate(device.mesh) if axis.size in _SIZES}
+    counts = Counter(name for node in graph.nodes for name in _met(node) if name in places)
+    return max(counts, key=lambda name: (counts[name], places[name]))
+
+
+def _met(node: Node) -> Iterator[object]:
+    """The axis that a call names, where the kernels do something like it."""
+    if isinstance(op := node.target, torch._ops.OpOverload) and op.name() in _LIKE:
+        names = [argument.name for argument in op._schema.arguments]
+        yield node.args[names.index(group_argument(op.name()) or "")]
 
 
 def _most(size: int | torch.SymInt) -> float:

@@ -12,7 +12,9 @@ from .meeting import Turn, products, refuses
 from .npu import val
 
 
-def _check(left: Node, right: Node, reduce: str, group: str, device: Target) -> str | None:
+def _check(left: Node, right: Node, reduce: str, group: str, device: Target, bias: object | None = None) -> str | None:
+    if bias is not None:
+        return "each rank adds a bias before the sum, which the fused kernel does not"
     if reduce != "sum":
         return f"the ranks take the {reduce}, the fused kernel takes their sum"
     if val(left).dim() != 2:

@@ -146,6 +146,16 @@ def test_only_sizes_that_calls_may_have_are_asked():
         _expr(functions.FloorToInt(sympy.Float(0.7) * functions.ToFloat(N * M)), SYMBOLS)
 
 
+def test_a_size_divided_by_a_size_is_the_dimension_that_it_always_is():
+    """What `rows.view(batch, length, width)` makes of rows that were cut in two and put together again."""
+    quotient = functions.FloorDiv(2 * functions.FloorDiv(N * M, 2), N)
+    exprs = {N: ("dim", 0), M: ("dim", 1)}
+    assert _expr(quotient, Symbols(exprs, {N: [2, 4], M: [1, 64]})) == ("dim", 1)
+    for values in ({N: [1, 3], M: [1, 64]}, {N: [0, 2], M: [4]}, {N: [2]}, {N: range(100), M: range(100)}):
+        with pytest.raises(UnsupportedError, match="a quotient of two sizes"):
+            _expr(quotient, Symbols(exprs, values))
+
+
 @pytest.mark.parametrize("buckets, pads, built", [([128], "any", False), ([89], "any", True), ([64, 128], None, True)])
 def test_what_is_asked_are_the_sizes_that_buckets_serve(buckets, pads, built):
     job = entry_of(Resize(0.7), {"x": shaped(1, 3, "h", 7, pad=pads)}, {"h": buckets})

@@ -11,6 +11,7 @@ from cases import recipe
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import long
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -184,11 +185,11 @@ def mixture(name: str) -> torch.nn.Module:
 @pytest.mark.parametrize(
     "name, device, dtype",
     [
-        ("Mixtral", "cpu", "float32"),
+        long("Mixtral", "cpu", "float32"),
         ("Mixtral", "npu", "float16"),
         ("Olmoe", "cpu", "bfloat16"),
-        ("GraniteMoe", "cpu", "float32"),
-        ("GraniteMoe", "npu", "float16"),
+        long("GraniteMoe", "cpu", "float32"),
+        long("GraniteMoe", "npu", "float16"),
     ],
 )
 def test_mixtures_of_experts_build_and_load(name, device, dtype, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fusing import declines, fires, fuse, half, known
+from fusing import declines, fires, half, known
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -98,22 +98,68 @@ def test_factors_of_other_dimensions_are_left_alone(rule: str):
     declines(rule, f"has {len(shape)} dimensions", meeting(rule), half(*shape), WEIGHT)
 
 
-def test_a_bias_that_every_rank_would_add_is_left_alone():
+@pytest.mark.parametrize("rule", ["mm_all_reduce", "mm_reduce_scatter"])
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_bias_that_every_rank_adds_is_named(rule: str, linear: bool):
     def function(left, right, bias):
-        return (air.all_reduce.default(aten.linear.default(left, right, bias), "sum", "tp") * 1,)
+        made = aten.linear.default(left, right, bias) if linear else aten.addmm.default(bias, left, right)
+        return meeting(rule, lambda *_: made)(left, right)
 
-    _, _, count = fuse("mm_all_reduce", function, ROWS, WEIGHT, half(32))
-    assert count == 0
+    declines(rule, "each rank adds a bias before the sum", function, ROWS, WEIGHT if linear else MATRIX, half(32))
 
 
-def test_kernels_of_one_program_meet_the_ranks_of_one_axis():
-    edits = Edits("mm_all_reduce", Target("npu", mesh=(Axis("ep", 2), Axis("tp", 2))))
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_bias_behind_gathered_rows_is_added_to_the_product(linear: bool, again: bool):
+    def function(left, right, bias):
+        every = air.all_gather.default(left, 2, "tp")
+        made = aten.linear.default(every, right, bias) if linear else aten.addmm.default(bias, every, right)
+        return (made * 1, *((every * 3,) if again else ()))
+
+    ops = fires("all_gather_mm", OPS["all_gather_mm"], function, ROWS, WEIGHT if linear else MATRIX, half(32))
+    assert "air.all_gather.default" not in ops and "aten.add.Tensor" in ops
+
+
+def test_of_gathered_rows_that_others_read_the_kernels_own_reason_is_told():
+    def function(left, right):
+        every = air.all_gather.default(left, 2, "tp")
+        return aten.linear.default(every, right) * 1, every * 3
+
+    declines("all_gather_mm", "no call has more than 16 rows", function, half(8, 256), WEIGHT)
+
+
+def test_a_vector_is_left_to_who_refuses_it():
+    declines("mm_all_reduce", "has 1 dimensions, the fused kernel takes 2", meeting("mm_all_reduce"), ROWS, half(256))
+
+
+@pytest.mark.parametrize(
+    ("axes", "fused"),
+    [
+        ({"ep": 2, "tp": 2}, ["tp"]),
+        ({"tp": 2, "ep": 2}, ["ep"]),
+        ({"one": 1, "tp": 2, "ep": 2}, ["ep"]),
+        ({"tp": 2, "ep": 3}, ["tp"]),
+        ({"tp": 2, "dp": 2}, ["tp"]),
+        ({"dp": 2, "tp": 2}, ["tp"]),
+        ({"tp": 2, "ep": 2, "more": 2}, ["tp", "tp"]),
+    ],
+)
+def test_kernels_of_one_program_meet_the_ranks_of_one_axis(axes: dict[str, int], fused: list[str]):
+    """Of those along which products meet that along which most do, and the last of these in the mesh."""
+    met = [axis for axis in axes if axis in ("tp", "ep")] + (["tp"] if "more" in axes else [])
+
+    def function(left, right):
+        return tuple(air.all_reduce.default(aten.linear.default(left, right), "sum", axis) * 1 for axis in met)
+
+    edits = Edits("mm_all_reduce", Target("npu", mesh=tuple(Axis(*one) for one in axes.items())))
     with FakeTensorMode() as mode:
-        module = make_fx(meeting("mm_all_reduce"))(mode.from_tensor(ROWS), mode.from_tensor(WEIGHT))
+        module = make_fx(function)(mode.from_tensor(ROWS), mode.from_tensor(WEIGHT))
     step.run(module, edits, known("mm_all_reduce"))
-    assert [one.text for one in edits.accounts] == [
-        "the fused kernels of a program all meet the same ranks: those of ep"
-    ]
+    ops = [node for node in module.graph.nodes if node.target is torch.ops.npu.npu_mm_all_reduce_base.default]
+    assert [node.args[2] for node in ops] == fused
+    left = [one.text for one in edits.accounts if not one.rewritten]
+    assert all("all meet the same ranks: those of" in text or "has 3 ranks" in text for text in left)
+    assert len(left) == len(met) - len(ops)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "product"])
