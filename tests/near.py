@@ -40,7 +40,7 @@ def case(rule: str, seed: int) -> Case:
         try:
             with ranks():
                 function(*(tensor.clone() for tensor in inputs))
-        except (RuntimeError, IndexError, KeyError, Unserved):
+        except (RuntimeError, IndexError, KeyError, ValueError, Unserved):
             continue  # what was chosen does not fit together
         return function, inputs
 

@@ -58,7 +58,7 @@ def _expr(expr: sympy.Expr, symbols: Symbols) -> Expr:
         return _call("+", _sorted(expr), symbols)
     if isinstance(expr, (functions.FloorDiv, functions.CleanDiv)):
         return _call("//", expr.args, symbols) if expr.args[1].is_Integer else _one_of(expr, symbols)
-    if isinstance(expr, (functions.Mod, functions.PythonMod)):
+    if isinstance(expr, (functions.Mod, functions.PythonMod)) and expr.args[1].is_Integer:
         return _call("%", expr.args, symbols)
     if isinstance(expr, (functions.Max, sympy.Max)):
         return _call("max", _sorted(expr), symbols)

@@ -78,7 +78,6 @@ def expr(size: sympy.Expr):
         (N + 2 * M, ("+", ("dim", 0), ("*", 2, ("dim", 1)))),
         (N**3, ("*", ("dim", 0), ("dim", 0), ("dim", 0))),
         (functions.FloorDiv(N, 3), ("//", ("dim", 0), 3)),
-        (functions.FloorDiv(N * M, M + 1), ("//", ("*", ("dim", 0), ("dim", 1)), ("+", 1, ("dim", 1)))),
         (functions.Mod(N, 3), ("%", ("dim", 0), 3)),
         (functions.PythonMod(N, 4), ("%", ("dim", 0), 4)),
         (sympy.Max(N, M), ("max", ("dim", 0), ("dim", 1))),
@@ -100,7 +99,7 @@ def test_the_order_of_operands_does_not_hang_on_how_they_came():
 @pytest.mark.parametrize(
     ("size", "found"),
     [
-        (functions.CleanDiv(N, M), ("//", ("dim", 0), ("dim", 1))),
+        (functions.CleanDiv(N, sympy.Integer(2)), ("//", ("dim", 0), 2)),
         (sympy.Rational(1, 2) * N * M, ("//", ("*", ("dim", 0), ("dim", 1)), 2)),
         (functions.TruncToInt(functions.ToFloat(N)), ("dim", 0)),
         (functions.TruncToInt(functions.IntTrueDiv(N, sympy.Integer(3))), ("//", ("dim", 0), 3)),
@@ -154,6 +153,14 @@ def test_a_size_divided_by_a_size_is_the_dimension_that_it_always_is():
     for values in ({N: [1, 3], M: [1, 64]}, {N: [0, 2], M: [4]}, {N: [2]}, {N: range(100), M: range(100)}):
         with pytest.raises(UnsupportedError, match="a quotient of two sizes"):
             _expr(quotient, Symbols(exprs, values))
+
+
+@pytest.mark.parametrize(
+    "size", [functions.FloorDiv(N * M, M + 1), functions.CleanDiv(N, M), functions.Mod(N, M)], ids=str
+)
+def test_what_the_format_does_not_divide_by_is_refused(size):
+    with pytest.raises(UnsupportedError, match="an output's size is"):
+        _expr(size, SYMBOLS)
 
 
 @pytest.mark.parametrize("buckets, pads, built", [([128], "any", False), ([89], "any", True), ([64, 128], None, True)])
