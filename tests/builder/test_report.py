@@ -334,6 +334,7 @@ def test_the_pages_are_well_formed_and_lead_to_each_other(name):
         assert text.count('aria-current="page"') == 1
 
 
+@pytest.mark.long
 def test_the_page_of_a_real_encoder_is_small():
     built, explained = planned(job_of(read_recipe(ROOT / "recipes" / "minilm.yaml")))
     text = page(built)

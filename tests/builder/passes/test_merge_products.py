@@ -6,6 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 from graphs import answers, reasons, run_pass, targets, trace
+from marks import long
 
 import aotair
 from aotair.graph.derived import mark_constant
@@ -145,7 +146,7 @@ def built(path: Path, model: Attention, scheme: str, merge: bool = True) -> Path
     return aotair.build(model=model, out=path, inputs=given, buckets={"n": [2, 100]}, quantize=asked, config=config)
 
 
-@pytest.mark.parametrize("scheme", ["int4_weight_only", "int8_weight_only"])
+@pytest.mark.parametrize("scheme", [long("int4_weight_only"), "int8_weight_only"])
 def test_through_a_build_and_for_other_checkpoints(tmp_path: Path, scheme: str):
     x = torch.randn(100, 64)
     op = "aten::_weight_int4pack_mm_for_cpu" if "int4" in scheme else int8_rows.PACKED

@@ -1,5 +1,6 @@
 """One layout of inputs and outputs for all buckets: kept where it costs nothing, and never more than that."""
 
+import pytest
 from cases import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,7 @@ def test_a_bucket_too_small_for_the_places_keeps_its_own_plan():
     assert plans[1].offsets[1] == 0
 
 
+@pytest.mark.long
 def test_the_encoders_buckets_share_their_inputs():
     (entry,) = plan(ROOT / "recipes" / "minilm.yaml").entry_points
     assert len({item.input_offsets for item in entry.buckets}) == 1
