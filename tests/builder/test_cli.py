@@ -207,6 +207,7 @@ def test_bench_times_every_bucket_beside_the_original(built, linear_recipe: Path
     assert all(row["host"] > 0 and row["median"] <= row["p99"] for row in rows)
 
 
+@pytest.mark.long
 def test_bench_counts_calls_of_several_workers_beside_one(built):
     text = aotair("bench", built("linear"), "--workers", 2, "--seconds", "0.05")
     assert "calls/s, 2 x 1" in text and all(f"forward: n={size}" in text for size in (1, 4, 16))

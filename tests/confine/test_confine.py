@@ -25,7 +25,7 @@ from .calls import Spec
 from .mutants import FIELDS, body, write
 
 TESTS = Path(__file__).parent.parent
-OPS, ARTIFACTS = 1_000, 1_500  # cases: of the ops a few each
+OPS, ARTIFACTS = 500, 800  # cases: of the ops a few each
 
 
 @pytest.mark.parametrize("what, cases", [("ops", OPS), ("artifacts", ARTIFACTS)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from marks import long
 from models import TwoLayers
 
 import aotair
@@ -460,7 +461,7 @@ def test_weights_of_four_bits_are_read_by_the_kernel_for_few_rows_and_made_float
             assert torch.equal(served(x), needed(x))
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("dtype", [BF16, long(torch.float16)])
 def test_a_checkpoint_of_floats_is_rounded_and_packed_again(tmp_path: Path, dtype):
     x = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 64).to(dtype)
     with aotair.load(in_four_bits(tmp_path / "m.aotair", Small(0, dtype))) as model:

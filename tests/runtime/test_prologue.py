@@ -110,7 +110,7 @@ def tried(request: pytest.FixtureRequest, node: Node, folder: Path, default: int
 
 @pytest.mark.timeout(3600)
 def test_random_weight_arithmetic(request, node, tmp_path: Path):
-    tried(request, node, tmp_path, 10)
+    tried(request, node, tmp_path, 5)
 
 
 def test_random_weight_arithmetic_is_derived(tmp_path: Path):
