@@ -15,7 +15,7 @@ STEP = st.one_of(
     ]
 )
 STEPS = st.lists(STEP, min_size=2, max_size=18)
-DEFAULT, PARTS = 40, 4  # graphs; tests that share them, and that workers may take apart
+DEFAULT, PARTS = 24, 4  # graphs; tests that share them, and that workers may take apart
 
 # What was once wrong.
 FOUND = {

@@ -157,6 +157,7 @@ def test_texts_are_prompts_that_are_long_enough():
     assert torch.equal(text, ids[0])
 
 
+@pytest.mark.long
 def test_ranks_share_out_numbers_and_scales(tmp_path: Path):
     checkpoints.write_checkpoint(tmp_path / "w", checkpoints.seeded(checkpoints.llama()), tokenizer=False)
     path = aotair.build(recipe(tmp_path / "w", STATIC) | {"mesh": {"tp": 2}}, tmp_path / "x.aotair")

@@ -340,7 +340,7 @@ except AotairError as error:
 """
 
 
-@pytest.mark.parametrize("kind", ["fresh", "again"])
+@pytest.mark.parametrize("kind", [long("fresh"), "again"])
 def test_a_limit_on_the_length_of_files_is_one_error(tmp_path: Path, kind: str):
     out = tmp_path / "a.aotair"
     done = subprocess.run([sys.executable, "-c", LIMITED, str(out), kind, "100000"], capture_output=True, text=True)

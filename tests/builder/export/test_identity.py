@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from marks import long
 from torch import nn
 
 import aotair
@@ -212,7 +213,7 @@ class Mixed(nn.Module):
         return self.a(x, "b")
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", [True, long(False)])
 def test_random_models_are_written_as_they_are_read(share, tmp_path):
     for seed in range(6):
         given = entries("Mixed", "a", "b")

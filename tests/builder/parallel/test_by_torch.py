@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import SHARED_BY_TORCH, TORCH_SHARES, WORDS, recipe
+from marks import long
 from torch_shares import CachedByTorch, SharedByTorch, TwoSteps, shared_by_torch
 
 import aotair
@@ -28,7 +29,7 @@ def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[tor
         return ranks.entry_points[entry].flat(inputs)
 
 
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("sequence", [long(False), True])
 def test_parallelize_module(tmp_path: Path, sequence: bool):
     hook = sys.excepthook
     wished = SHARED_BY_TORCH["model"] | {"kwargs": {"sequence": sequence}}
