@@ -23,7 +23,7 @@ from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener
 from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
-from aotair_runtime.format.mesh import is_collective
+from aotair_runtime.format.mesh import group_argument
 from aotair_runtime.format.schema import Axis, GroupArg, Program, Shard
 
 STYLES = RECIPES["shared"]["parallel"]
@@ -33,7 +33,7 @@ def collectives(program: Program) -> Counter:
     """How often each is called in a bucket."""
     code = program.entry_points[0].buckets[0].code
     names = [program.ops[program.instructions[number].op].name for number in code]
-    return Counter(name.partition(".")[0].rstrip("_") for name in names if is_collective(name))
+    return Counter(name.partition(".")[0].rstrip("_") for name in names if group_argument(name))
 
 
 def answers(path: Path, tensors: list[torch.Tensor]) -> torch.Tensor:
