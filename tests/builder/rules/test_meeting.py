@@ -1,8 +1,9 @@
-"""`mm_all_reduce`, `mm_reduce_scatter` and `all_gather_mm`: every variant, and each reason to decline."""
+"""What the rules for products that meet other ranks ask alike: of the ranks, the factors and the rows."""
 
 import pytest
 import torch
 from fusing import declines, fires, half, known
+from meeting_products import MATRIX, OPS, ROWS, WEIGHT, air, aten, meeting
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -12,28 +13,6 @@ from aotair.passes.edits import Edits
 from aotair.target.target import Target
 from aotair_runtime.format.schema import Axis
 
-aten, air = torch.ops.aten, torch.ops.air
-ROWS, WEIGHT, MATRIX = half(128, 256), half(32, 256, seed=1) / 16, half(256, 32, seed=1) / 16
-OPS = {
-    "mm_all_reduce": "npu_mm_all_reduce_base",
-    "mm_reduce_scatter": "npu_mm_reduce_scatter_base",
-    "all_gather_mm": "npu_all_gather_base_mm",
-}
-
-
-def meeting(rule: str, product=aten.linear.default, axis: str = "tp", reduce: str = "sum", ranks: int = 2):
-    """A product of two factors as the rule looks for it, along an axis of so many ranks."""
-
-    def function(left, right):
-        if rule == "all_gather_mm":
-            return (product(air.all_gather.default(left, ranks, axis), right) * 1,)
-        made = product(left, right)
-        if rule == "mm_all_reduce":
-            return (air.all_reduce.default(made, reduce, axis) * 1,)
-        return (air.reduce_scatter.default(made, reduce, ranks, axis) * 1,)
-
-    return function
-
 
 @pytest.mark.parametrize("rule", OPS)
 def test_linear_layers_and_products_of_matrices(rule: str):
@@ -41,20 +20,6 @@ def test_linear_layers_and_products_of_matrices(rule: str):
     assert not [op for op in ops if op.startswith("air.") or "linear" in op]
     ops = fires(rule, OPS[rule], meeting(rule, aten.mm.default), ROWS, MATRIX)
     assert not [op for op in ops if op.startswith("air.") or "aten.mm" in op]
-
-
-def test_the_sum_of_layers_over_sequences():
-    ops = fires("mm_all_reduce", OPS["mm_all_reduce"], meeting("mm_all_reduce"), half(2, 64, 256), WEIGHT)
-    assert "air.all_reduce.default" not in ops
-
-
-def test_gathered_rows_that_others_read_are_a_second_result():
-    def function(left, right):
-        every = air.all_gather.default(left, 2, "tp")
-        return aten.linear.default(every, right) * 1, every * 3
-
-    ops = fires("all_gather_mm", OPS["all_gather_mm"], function, ROWS, WEIGHT)
-    assert "air.all_gather.default" not in ops
 
 
 @pytest.mark.parametrize("rule", ["mm_all_reduce", "mm_reduce_scatter"])
@@ -106,30 +71,6 @@ def test_a_bias_that_every_rank_adds_is_named(rule: str, linear: bool):
         return meeting(rule, lambda *_: made)(left, right)
 
     declines(rule, "each rank adds a bias before the sum", function, ROWS, WEIGHT if linear else MATRIX, half(32))
-
-
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("linear", [False, True])
-def test_a_bias_behind_gathered_rows_is_added_to_the_product(linear: bool, again: bool):
-    def function(left, right, bias):
-        every = air.all_gather.default(left, 2, "tp")
-        made = aten.linear.default(every, right, bias) if linear else aten.addmm.default(bias, every, right)
-        return (made * 1, *((every * 3,) if again else ()))
-
-    ops = fires("all_gather_mm", OPS["all_gather_mm"], function, ROWS, WEIGHT if linear else MATRIX, half(32))
-    assert "air.all_gather.default" not in ops and "aten.add.Tensor" in ops
-
-
-def test_of_gathered_rows_that_others_read_the_kernels_own_reason_is_told():
-    def function(left, right):
-        every = air.all_gather.default(left, 2, "tp")
-        return aten.linear.default(every, right) * 1, every * 3
-
-    declines("all_gather_mm", "no call has more than 16 rows", function, half(8, 256), WEIGHT)
-
-
-def test_a_vector_is_left_to_who_refuses_it():
-    declines("mm_all_reduce", "has 1 dimensions, the fused kernel takes 2", meeting("mm_all_reduce"), ROWS, half(256))
 
 
 @pytest.mark.parametrize(
