@@ -51,6 +51,8 @@ def calls(folder: Path, artifact: str) -> object:
         found["refused"] = refused(lambda: model(ids(9 if model.rank else 1, 4)))
         found["dtype"] = refused(lambda: model(ids(1, 4).float()))
         found["sparse"] = refused(lambda: model(ids(1, 4).to_sparse()))
+        ragged = torch.nested.nested_tensor([ids(1, 4)[0]], layout=torch.jagged)
+        found["ragged"] = refused(lambda: model(ragged))
         found["text"] = refused(lambda: model("a" if model.rank else ids(1, 4)))
         model.reset_state()
         found["again"] = model(ids(1, 1)).tolist()

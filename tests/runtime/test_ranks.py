@@ -43,7 +43,7 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
     for one in (first, second):
         assert "called differently" in one["differ"] and "rank 1: entry point 0, sizes [2, 4]" in one["differ"]
         assert one["dtype"].startswith("DTypeError") and one["closed"].startswith("ClosedError")
-        assert one["sparse"].startswith("ArgumentError")
+        assert one["sparse"].startswith("ArgumentError") and one["ragged"].startswith("ArgumentError")
         assert one["golden"] == [True, True] and one["weights"][0] == one["weights"][1]
         assert "one rank" in one["profile"] and "one rank" in one["snapshot"]
     assert all(text.startswith("ArgumentError") for text in first["none"]) and len(first["none"]) == 3

@@ -16,7 +16,7 @@ from .call_plan import shape_of
 from .entry import Entry
 from .signature import Tensors
 
-_MOST_FITTING = 1024
+_MOST_FITTING = 1024  # calls that differ in what their inputs look like
 
 
 class RankedEntry(Entry):
@@ -33,9 +33,7 @@ class RankedEntry(Entry):
     ):
         super().__init__(spec, parts, resident, pools, life)
         self.number, self._party = [entry.name for entry in parts.program.entry_points].index(spec.name), party
-        self._fitting: dict[
-            object, tuple[int, ...]
-        ] = {}  # by what inputs were like in calls that can be made: their sizes
+        self._fitting: dict[object, tuple[int, ...]] = {}  # the sizes of calls that can be made, by their inputs' looks
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         with self._lock:
@@ -54,9 +52,9 @@ class RankedEntry(Entry):
             return self.sizes(tensors)
         try:
             looks = tuple([(one.shape, one.dtype, one.device, one.layout) for one in tensors])
-        except AttributeError:  # of what is no tensor
+            found = self._fitting.get(looks)
+        except (AttributeError, RuntimeError, TypeError):  # of what is no tensor, or one of several shapes
             return self.sizes(tensors)
-        found = self._fitting.get(looks)
         if found is None:
             found = self.sizes(tensors)
             if len(self._fitting) < _MOST_FITTING:
