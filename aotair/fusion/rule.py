@@ -61,7 +61,7 @@ class Variant:
         assert isinstance(first, CallFunction)  # a rule that is no such is not registered
         return first
 
-    def plan(self, match: Match, target: Device) -> Replacement | str:
+    def plan(self, match: Match, device: Device) -> Replacement | str:
         raise NotImplementedError
 
 
@@ -79,10 +79,10 @@ class Fused(Variant):
     check: Callable[..., str | None]
     named: Mapping[str, PatternExpr] = field(default_factory=dict)
 
-    def plan(self, match: Match, target: Device) -> Replacement | str:
+    def plan(self, match: Match, device: Device) -> Replacement | str:
         found = {name: match.ctx.pattern_to_node[pattern] for name, pattern in self.named.items()}
         try:
-            reason = self.check(**_wanted(self.check, {**match.kwargs, **found, "device": target}))
+            reason = self.check(**_wanted(self.check, {**match.kwargs, **found, "device": device}))
         except Declined as error:
             return str(error)
         if reason is not None:
@@ -131,7 +131,7 @@ class Registered(Variant):
         given = [scalars[name] if name in scalars else next(examples) for name in names]
         return entry, looks, fwd_only(self.replace_fn, given)
 
-    def plan(self, match: Match, target: Device) -> Replacement | str:
+    def plan(self, match: Match, device: Device) -> Replacement | str:
         try:
             with host_as_npu():
                 holds = self.entry.extra_check(match)

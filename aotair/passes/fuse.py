@@ -109,8 +109,7 @@ class _Fuser:
 
     def _planned(self, variant: Variant, match: Match, outputs: Sequence[Node]) -> Replacement | str:
         """A replacement that may be put in, or why there is none."""
-        around = self._around.refusal(match, outputs)
-        planned = self._kept(match) or (around and _Surrounded(around)) or variant.plan(match, self._edits.target)
+        planned = self._kept(match) or self._around.refusal(match, outputs) or variant.plan(match, self._edits.target)
         if isinstance(planned, Kept):
             keep(self._rule.name, outputs, match.nodes)
         if not isinstance(planned, Replacement):
@@ -194,14 +193,12 @@ class _Surroundings:
             region += _is_border(node)
             self._region[node], self._position[node] = region, number
 
-    def refusal(self, match: Match, outputs: Sequence[Node]) -> str | None:
+    def refusal(self, match: Match, outputs: Sequence[Node]) -> _Surrounded | None:
         """Why the nodes of a match cannot be taken out, or nothing."""
         inside = set(match.nodes)
-        for node in match.nodes:
-            reason = _unnamed_argument(match, node) or _used_outside(node, inside, outputs)
-            if reason is not None:
-                return reason
-        return self._order(match, outputs)
+        reasons = (_unnamed_argument(match, node) or _used_outside(node, inside, outputs) for node in match.nodes)
+        reason = next(filter(None, reasons), None) or self._order(match, outputs)
+        return None if reason is None else _Surrounded(reason)
 
     def _order(self, match: Match, outputs: Sequence[Node]) -> str | None:
         if len({self._label.get(self._known(node), 0) for node in match.nodes}) > 1:

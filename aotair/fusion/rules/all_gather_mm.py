@@ -16,9 +16,7 @@ _GATHERED = call(torch.ops.air.all_gather.default, KeywordArg("left"), KeywordAr
 
 
 def _check(left: Node, right: Node, ranks: int, group: str, device: Target) -> str | None:
-    if val(left).dim() != 2:
-        return f"{left.name} has {val(left).dim()} dimensions, the fused kernel takes 2"
-    return refuses(device, group, left, right, val(left).shape[0] * ranks, least_k=256)
+    return refuses(device, group, left, right, val(left).shape[0] * ranks)
 
 
 def _both(

@@ -1,7 +1,7 @@
 """What the rules for products that meet other ranks have in common."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from aotair_runtime.format.mesh import COLLECTIVES, group_argument
 
+from ...ops.npu.meeting_products import SIZES
 from ...target.target import Target
 from ..matcher import CallFunction, KeywordArg, PatternExpr, call
 from .npu import not_halves, val
@@ -18,7 +19,6 @@ _aten = torch.ops.aten
 Turn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # Rows for which products and messages can go on at the same time: the kernels cut them into pieces, of 128 at least.
 _LEAST_ROWS = 128
-_SIZES = (2, 4, 8)  # of the groups that the kernels of Atlas A2 know
 _MOST_K = 65535
 _FUSED = tuple(f"npu::{name}" for name in COLLECTIVES["npu"][1])
 _LIKE = ("air::all_reduce", "air::reduce_scatter", "air::all_gather", *_FUSED)
@@ -40,17 +40,33 @@ def _as_it_is(right: torch.Tensor) -> torch.Tensor:
     return right
 
 
+def no_sum(reduce: str, bias: object | None) -> str | None:
+    """Why what the ranks do with their products is not what the kernels do."""
+    if bias is not None:
+        return "each rank adds a bias before the sum, which the fused kernel does not"
+    return None if reduce == "sum" else f"the ranks take the {reduce}, the fused kernel takes their sum"
+
+
 def refuses(
-    device: Target, axis: object, left: Node, right: Node, rows: int | torch.SymInt, least_k: int
+    device: Target,
+    axis: object,
+    left: Node,
+    right: Node,
+    rows: int | torch.SymInt,
+    *,
+    dims: Sequence[int] = (2,),
+    least_k: int = 256,
 ) -> str | None:
     """What the kernels ask of the ranks, of the factors, and of the rows of the whole product."""
     ranks = device.ranks(axis)
-    if ranks not in _SIZES:
-        return f"the axis {axis} has {ranks} ranks, the fused kernel takes {', '.join(map(str, _SIZES))}"
+    for node, known in ((left, dims), (right, (2,))):
+        if val(node).dim() not in known:
+            takes = " or ".join(map(str, known))
+            return f"{node.name} has {val(node).dim()} dimensions, the fused kernel takes {takes}"
+    if ranks not in SIZES:
+        return f"the axis {axis} has {ranks} ranks, the fused kernel takes {', '.join(map(str, SIZES))}"
     if (chosen := _axis(left.graph, device)) != axis:
         return f"the fused kernels of a program all meet the same ranks: those of {chosen}, along which more meet"
-    if val(right).dim() != 2:
-        return f"{right.name} has {val(right).dim()} dimensions, the fused kernel takes 2"
     if not val(left).is_contiguous():
         return f"{left.name} has gaps or is transposed, the fused kernel takes no such"
     if not isinstance(val(left).shape[-1], int):
@@ -65,16 +81,20 @@ def refuses(
 def _axis(graph: torch.fx.Graph, device: Target) -> str:
     """Of the axes whose ranks add up, share out or gather in a graph: that along which they do so most often, and of
     several the last of the mesh, whose ranks are neighbours."""
-    places = {axis.name: place for place, axis in enumerate(device.mesh) if axis.size in _SIZES}
-    counts = Counter(name for node in graph.nodes for name in _met(node) if name in places)
+    places = {axis.name: place for place, axis in enumerate(device.mesh) if axis.size in SIZES}
+    if len(places) == 1:
+        return next(iter(places))
+    counts = Counter(name for name in map(_met, graph.nodes) if name in places)
     return max(counts, key=lambda name: (counts[name], places[name]))
 
 
-def _met(node: Node) -> Iterator[object]:
-    """The axis that a call names, where the kernels do something like it."""
-    if isinstance(op := node.target, torch._ops.OpOverload) and op.name() in _LIKE:
-        names = [argument.name for argument in op._schema.arguments]
-        yield node.args[names.index(group_argument(op.name()) or "")]
+def _met(node: Node) -> str:
+    """The axis that a call names, where the kernels do something like it; nothing for another."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or op.name() not in _LIKE:
+        return ""
+    named = group_argument(op.name())
+    return next(str(arg) for arg, argument in zip(node.args, op._schema.arguments) if argument.name == named)
 
 
 def _most(size: int | torch.SymInt) -> float:

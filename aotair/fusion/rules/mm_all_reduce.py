@@ -9,18 +9,14 @@ from torch.fx.node import Node
 from ...target.target import Target
 from ..matcher import KeywordArg, call
 from ..rule import Fused, Results, Rule
-from .meeting import Turn, products, refuses
+from .meeting import Turn, no_sum, products, refuses
 from .npu import val
 
 
 def _check(left: Node, right: Node, reduce: str, group: str, device: Target, bias: object | None = None) -> str | None:
-    if bias is not None:
-        return "each rank adds a bias before the sum, which the fused kernel does not"
-    if reduce != "sum":
-        return f"the ranks take the {reduce}, the fused kernel takes their sum"
-    if val(left).dim() not in (2, 3):
-        return f"{left.name} has {val(left).dim()} dimensions, the fused kernel takes 2 or 3"
-    return refuses(device, group, left, right, math.prod(val(left).shape[:-1]), least_k=1)
+    return no_sum(reduce, bias) or refuses(
+        device, group, left, right, math.prod(val(left).shape[:-1]), dims=(2, 3), least_k=1
+    )
 
 
 def _replace(left: torch.Tensor, right: torch.Tensor, reduce: str, group: str, *, turn: Turn) -> Results:

@@ -14,7 +14,7 @@ from ..registry import HostOp, Unserved, only, refuse
 
 _ALL_REDUCE, _REDUCE_SCATTER = "npu_mm_all_reduce_base", "npu_mm_reduce_scatter_base"
 _ALL_GATHER = "npu_all_gather_base_mm"
-_SIZES = (2, 4, 8)  # of a group, for the kernels of Atlas A2
+SIZES = (2, 4, 8)  # of a group, for the kernels of Atlas A2
 _MODES = (None, "ai_cpu", "aiv")  # who on the device sends: the numbers are the same
 
 
@@ -46,7 +46,7 @@ def _scattered_shape(
     input: Tensor, x2: Tensor, hcom: str, world_size: int, *, reduce_op: str = "sum", **unserved: object
 ) -> Tensor:
     _check(_REDUCE_SCATTER, input, x2, (2,), unserved, reduce_op)
-    only(_REDUCE_SCATTER, "world_size", world_size, _SIZES)
+    only(_REDUCE_SCATTER, "world_size", world_size, SIZES)
     if input.shape[0] % world_size:
         raise ValueError(f"{_REDUCE_SCATTER}: {input.shape[0]} rows cannot be cut into {world_size} equal parts")
     return input.new_empty((input.shape[0] // world_size, x2.shape[1]))
@@ -68,7 +68,7 @@ def _gathered_shapes(
     input: Tensor, x2: Tensor, hcom: str, world_size: int, *, gather_output: bool = True, **unserved: object
 ) -> tuple[Tensor, Tensor]:
     _check(_ALL_GATHER, input, x2, (2,), unserved)
-    only(_ALL_GATHER, "world_size", world_size, _SIZES)
+    only(_ALL_GATHER, "world_size", world_size, SIZES)
     rows = input.shape[0] * world_size
     return input.new_empty((rows, x2.shape[1])), input.new_empty((rows, input.shape[1]) if gather_output else (0,))
 
