@@ -50,7 +50,7 @@ def all_gather_mm(x, x2, hcom, world_size, *, gather_index=0, gather_output=True
 def _check(left, right, dims, least_k, reduce_op, others) -> None:
     if others.pop("comm_mode", None) not in _MODES or reduce_op != "sum":
         raise RuntimeError("the device knows no such comm_mode or reduce_op")
-    if given := [name for name, value in others.items() if value not in (None, 0)]:
+    if given := [name for name, value in others.items() if not (value is None or (type(value) is int and not value))]:
         raise NotImplementedError(f"only products of halves have a reference, without {', '.join(given)}")
     if left.dtype not in _TYPES or left.dtype != right.dtype:
         raise RuntimeError(f"the device multiplies no {left.dtype} by {right.dtype} where ranks meet")

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import rankbodies
+import rankproducts
 from ranks import RankError, Ranks
 
 COUNT = 4
@@ -44,7 +45,7 @@ def test_average_and_bool(ranks):
 
 
 def test_products_that_meet_the_other_ranks(ranks):
-    assert ranks.run(rankbodies.products) == [[]] * COUNT
+    assert ranks.run(rankproducts.products) == [[]] * COUNT
 
 
 def test_each_call(ranks):
