@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import long
 
 import aotair
 from aotair.errors import UnsupportedError
@@ -25,10 +26,11 @@ from .calls import Spec
 from .mutants import FIELDS, body, write
 
 TESTS = Path(__file__).parent.parent
-OPS, ARTIFACTS = 500, 800  # cases: of the ops a few each
+# Cases: of the ops a few each.
+CASES = [("ops", 500), ("artifacts", 800), long("ops", 2_000), long("artifacts", 3_500)]
 
 
-@pytest.mark.parametrize("what, cases", [("ops", OPS), ("artifacts", ARTIFACTS)])
+@pytest.mark.parametrize("what, cases", CASES)
 def test_hostile_input_reaches_nothing_but_its_own_memory(what: str, cases: int):
     command = [sys.executable, "-m", "confine", what, "--cases", str(cases), "--seed", "test"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)

@@ -11,7 +11,6 @@ import torch
 import transformers as tf
 import yaml
 from click.testing import CliRunner
-from marks import long
 
 import aotair
 from aotair.chat.generate import Generator
@@ -35,7 +34,8 @@ def test_an_artifact_of_a_checkpoint_gives_the_tokens_of_transformers(checkpoint
         assert generate(served, PROMPTS, 20) == want
 
 
-@pytest.mark.parametrize("cache", [long({"slots": 2}), long({"cache": "paged", "blocks": 8, "block": 16})])
+@pytest.mark.long
+@pytest.mark.parametrize("cache", [{"slots": 2}, {"cache": "paged", "blocks": 8, "block": 16}])
 def test_it_builds_for_cuda_where_no_gpu_is(checkpoint: Path, tmp_path: Path, cache: dict[str, Any]):
     recipe = {
         "name": "tiny",

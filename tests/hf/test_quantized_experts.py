@@ -7,7 +7,6 @@ import checkpoints
 import pytest
 import torch
 import transformers as tf
-from marks import long
 
 import aotair
 import aotair.ops.npu
@@ -47,9 +46,8 @@ def quantised(folder: Path, device: str, dtype: str, scheme: str = "int8_dynamic
     return model
 
 
-@pytest.mark.parametrize(
-    "name, device, dtype", [long("qwen3_moe", "cpu", "float32"), long("mixtral", "npu", "float16")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name, device, dtype", [("qwen3_moe", "cpu", "float32"), ("mixtral", "npu", "float16")])
 def test_tokens_and_the_next_checkpoint(name: str, device: str, dtype: str, tmp_path: Path):
     for seed, folder in ((0, "first"), (2, "next")):  # seed 1 has a token whose best experts are as good in float16
         model = checkpoints.seeded(DECODERS[name](), seed=seed).to(getattr(torch, dtype))
