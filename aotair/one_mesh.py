@@ -3,7 +3,7 @@ said of it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,7 +54,8 @@ class OneMesh:
     def planned(self, progress: Callable[[int, int], None], jobs: int = 1) -> Built:
         """Each bucket specialised, planned and emitted."""
         parts, stop_after = self.shared.parts, self.bisection.stop_after
-        return build_program(self.exported, self.job, progress, self.observer, stop_after, parts, jobs)
+        built = build_program(self.exported, self.job, progress, self.observer, stop_after, parts, jobs)
+        return replace(built, program=replace(built.program, own_inputs=self.shared.own_inputs))
 
     def explained(self) -> Explained:
         """What passes and rules did, and left alone."""

@@ -11,7 +11,7 @@ from aotair_runtime.format.schema import Axis
 
 from ..errors import ModelError
 from .stages import STAGES, layers_of
-from .styles import STYLES, Place
+from .styles import DISPATCH, STYLES, Place
 
 # What transformers calls the same in its plans; what is not here stays whole.
 _THEIR_NAMES = {
@@ -26,6 +26,7 @@ _THEIR_NAMES = {
     "ep_dispatch_experts": "expert",
 }
 _EXPERTS = ("expert", "expert_width")
+_OWN_PLAN = "auto"
 _OUTSIDE = ("vocabulary", "gathered")
 
 
@@ -44,16 +45,17 @@ def places(mesh: Sequence[Axis]) -> dict[str, Place]:
 
 
 def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis], where: str) -> list[Planned]:
-    """The modules that a recipe's patterns name. A later pattern wins. Raises ModelError where one names nothing."""
+    """The modules that a recipe's patterns name. A later pattern wins; with `auto` the model's own plan says what the
+    named modules become. Raises ModelError where one names nothing."""
     axes, found = places(mesh), dict[str, Planned]()
     modules = dict(model.named_modules())
     for pattern, text in patterns.items():
         style, _, axis = text.partition("@")
-        if style not in (*STYLES, STAGES) or (axis and axis not in axes):
+        if style not in (*STYLES, STAGES, _OWN_PLAN) or (axis and (axis not in axes or style == _OWN_PLAN)):
             raise ModelError(
                 f"parallel.{pattern}: no such style",
                 where=where,
-                expected=f"{', '.join((*STYLES, STAGES))}; with @AXIS, one of {', '.join(axes)}",
+                expected=f"{', '.join((*STYLES, STAGES))}; with @AXIS, one of {', '.join(axes)}; or {_OWN_PLAN}",
                 got=text,
             )
         names = fnmatch.filter(modules, pattern)
@@ -64,6 +66,9 @@ def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis],
                 expected="names as model.named_modules() gives them, with * for any text",
                 got=", ".join([name for name in modules if name][:8]) + ", …",
             )
+        if style == _OWN_PLAN:
+            found |= {one.name: one for one in own_plan(model, mesh) if one.name in names}
+            continue
         place = axes[axis] if axis else _usual(style, axes, where)
         found |= {name: Planned(name, style, place) for name in names if place is not None}
     return [one for one in found.values() if one.style != "replicate"]
@@ -98,11 +103,11 @@ def _plan_of(module: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:
-    """The axis that a style is for where nothing is said: `ep` for experts, `pp` for stages, else `tp`; and where there
-    is none, `pp` for what stands before and after all layers."""
+    """The axis that a style is for where nothing is said: `ep` for experts, `dp` for those whose tokens travel, `pp`
+    for stages, else `tp`; and where there is none, `pp` for what stands before and after all layers."""
     if style in _EXPERTS and "ep" in axes:
         return axes["ep"]
-    own = "pp" if style == STAGES or (style in _OUTSIDE and "tp" not in axes) else "tp"
+    own = "dp" if style == DISPATCH else "pp" if style == STAGES or (style in _OUTSIDE and "tp" not in axes) else "tp"
     if own not in axes and where and style != "replicate":
         raise ModelError(
             f"parallel: {style} has no axis",

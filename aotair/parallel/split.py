@@ -18,7 +18,7 @@ from ..errors import ModelError, user_frame
 from ..model.tied_names import JOINED
 from .plan import Planned, own_plan, planned, units_of
 from .stages import STAGES, keep_first_stage, named_tensors
-from .styles import STYLES, CannotCut, Cut, Place, share_out
+from .styles import DISPATCH, STYLES, CannotCut, Cut, Place, share_out
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Part:
 class Split:
     """`model`: rank 0's. `parts`: by name, its tensors that are parts of others. `kept`: what stays whole on every rank
     though the plan names it, and why; `styles`: how many modules of each style there are. `stages`: by their names in
-    `model`, what the whole model calls the tensors that stand for those of several layers."""
+    `model`, what the whole model calls the tensors that stand for those of several layers. `own_inputs`: the numbers of
+    the axes along which ranks are called with inputs of their own."""
 
     model: nn.Module
     parts: Mapping[str, Part]
@@ -41,6 +42,7 @@ class Split:
     kept: Mapping[str, str] = field(default_factory=dict)
     styles: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own_inputs: tuple[int, ...] = ()
 
     def weights(self) -> tuple[int, int]:
         """The bytes of a rank's weights, and those of them that every rank has."""
@@ -82,7 +84,9 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             fix="choose numbers of ranks that divide the model's heads and widths, and styles for plain layers",
         )
     splitter.cut_states()
-    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages)
+    dispatched = (one.place.number for one in plan if one.style == DISPATCH and one.name not in splitter.kept)
+    apart = tuple(sorted({*dispatched}))
+    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages, apart)
 
 
 def _has_stages(mesh: Sequence[Axis]) -> bool:
@@ -153,7 +157,7 @@ class _Splitter:
         for cut in cuts:
             self._put(module, one.name, cut)
         share_out(module, STYLES[one.style], one.place)
-        if one.style == "expert":
+        if one.style in ("expert", DISPATCH):
             experts: Any = module
             experts.num_experts //= one.place.size
         self.styles[one.style] = self.styles.get(one.style, 0) + 1

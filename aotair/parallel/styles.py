@@ -185,6 +185,28 @@ class ExpertsSummed(Shared):
         return _all_reduce(super().forward(*args, **kwargs), self.place.name)  # type: ignore[misc]  # of the class behind
 
 
+class ExpertsDispatched(Shared):
+    """Experts of which each rank has some, for ranks with tokens of their own: all of these go to every rank, and each
+    rank's come back, summed. Nothing is dropped, so that shapes are fixed though routing is not."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        place = self.place
+        given, kwargs = (
+            [_gathered_first(x, place) for x in args],
+            {k: _gathered_first(x, place) for k, x in kwargs.items()},
+        )
+        made = super().forward(*given, **kwargs)  # type: ignore[misc]  # of the class behind
+        own: Tensor = torch.ops.air.reduce_scatter(made.contiguous(), "sum", place.size, place.name)
+        return own
+
+
+def _gathered_first(x: Any, place: Place) -> Any:
+    """Every rank's tokens behind each other; what is no tensor is the same on all ranks."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.ops.air.all_gather(x.contiguous(), place.size, place.name)
+
+
 def _experts_width(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     """The inner width of every expert: gate and up by their outputs, down by its inputs."""
     names = dict(module.named_parameters(recurse=False))
@@ -217,6 +239,7 @@ def _whole(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     yield from ()
 
 
+DISPATCH = "expert_dispatch"
 STYLES: dict[str, Style] = {
     "colwise": Style(_outputs),
     "rowwise": Style(_inputs, Summed),
@@ -225,6 +248,7 @@ STYLES: dict[str, Style] = {
     "vocabulary": Style(_rows, LookedUp),
     "expert_width": Style(_experts_width, ExpertsSummed),
     "expert": Style(_experts_number, ExpertsSummed),
+    DISPATCH: Style(_experts_number, ExpertsDispatched),
     "replicate": Style(_whole),
 }
 

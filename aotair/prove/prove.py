@@ -32,6 +32,7 @@ from ..recipe.job import Job
 from ..share import one_thread, shared_out
 from .apart import Apart, Seen, apart, least
 from .lived import Lived
+from .replicas import Others, random_others
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
 from .together import AllRanks
@@ -81,7 +82,7 @@ def prove(
     first = Original(original, job.entries[0])
     originals = [Original(original, one, like=first, together=stages) for one in job.entries]
     large = is_large(original)
-    with contextlib.nullcontext() if large else one_thread(), all_on_host(artifact, job.target.allowed) as model:
+    with contextlib.nullcontext() if large else one_thread(), _called(artifact, job) as model:
         provers = [
             _Prover(Runner(one, entry, model, called), job.sampled)
             for one, called, entry in zip(job.entries, originals, artifact.program.entry_points, strict=True)
@@ -164,9 +165,20 @@ def all_on_host(artifact: Artifact, allowed: Allowed, **options: bool) -> Model 
     """The same; of an artifact for several ranks all of them, together."""
     if not artifact.program.mesh:
         return on_host(artifact, allowed, **options)
+    return _all_ranks(artifact, host_settings(allowed, **options))
+
+
+def _called(artifact: Artifact, job: Job) -> Model | AllRanks:
+    """The same for the calls of a proof, in which ranks with inputs of their own are not all called alike."""
+    if not artifact.program.mesh:
+        return on_host(artifact, job.target.allowed)
+    return _all_ranks(artifact, host_settings(job.target.allowed), random_others(job.entries))
+
+
+def _all_ranks(artifact: Artifact, settings: Settings, called: Others | None = None) -> AllRanks:
     asked = Asked(artifact.program.mesh)
     others = [open_artifact(artifact.path, rank, asked) for rank in range(1, ranks_of(artifact.program.mesh))]
-    return AllRanks([artifact, *others], host_settings(allowed, **options))
+    return AllRanks([artifact, *others], settings, called)
 
 
 def host_settings(

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,28 +14,49 @@ from aotair_runtime.artifact.open import Artifact
 from aotair_runtime.devices import open_device
 from aotair_runtime.devices.groups import PartedError, forget, register
 from aotair_runtime.errors import AotairError, causes
-from aotair_runtime.format.mesh import coordinates, joined, neighbours, part_number, part_of, parts_of, ranks_of
+from aotair_runtime.format.mesh import (
+    coordinates,
+    joined,
+    neighbours,
+    part_number,
+    part_of,
+    parts_of,
+    ranks_of,
+)
 from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
+from aotair_runtime.ranks.party import REFUSED
 from aotair_runtime.settings import Settings
 from aotair_runtime.weights.golden import Comparison, replay_golden
 
 from ..errors import InternalError, ProofError
 from .meeting import Meeting, ThreadRanks
+from .replicas import Others, Replicas
 
 _Result = TypeVar("_Result")
 _END = 1.0  # seconds that a thread may take to end, once it has done its work
 
 
 class _Party:
-    """A rank that is a thread: whoever drives all of them calls them alike."""
+    """A rank that is a thread: whoever drives all of them calls them alike, but for the sizes of inputs that they have
+    for themselves."""
 
-    def __init__(self, rank: int, groups: Sequence[str], abandon: Callable[[], None]):
+    def __init__(self, rank: int, groups: Sequence[str], abandon: Callable[[], None], everyone: Meeting | None):
         self.rank, self.groups, self._abandon, self.drives = rank, tuple(groups), abandon, rank == 0
         self.at_end: Callable[[], None] = lambda: None
+        self._everyone = everyone
 
-    def agree(self, what: int, sizes: Sequence[int]) -> None:
-        """They do."""
+    def agree(self, what: int, sizes: Sequence[int], fixed: Collection[int] = ()) -> Sequence[int]:
+        """The largest sizes; who drives them sees to it that all else is alike."""
+        if self._everyone is None or what == REFUSED:
+            return sizes
+        found: list[tuple[int, ...]] = []
+
+        def compare(said: list[torch.Tensor]) -> None:
+            found.append(tuple(torch.stack(said).amax(0).tolist()))
+
+        self._everyone.together(self.rank, f"call {what}", torch.tensor(sizes, dtype=torch.int64), compare)
+        return found[0]
 
     def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -68,11 +89,16 @@ class _Entry:
 
 
 class AllRanks:
-    """`artifacts`: one for each rank, in order, with its parts of the weights."""
+    """`artifacts`: one for each rank, in order, with its parts of the weights; `others`: what those replicas are called
+    with whose turn it is not (`Replicas`)."""
 
-    def __init__(self, artifacts: Sequence[Artifact], settings: Settings):
+    def __init__(self, artifacts: Sequence[Artifact], settings: Settings, others: Others | None = None):
         self.program: Program = artifacts[0].program
         mesh, self._meetings = self.program.mesh, list[Meeting]()
+        everyone = Meeting(len(artifacts)) if self.program.own_inputs else None
+        self._meetings += [everyone] if everyone else []
+        self._replicas = Replicas(self.program, others)
+        self._specs = {entry.name: entry for entry in self.program.entry_points}
         names: list[list[str]] = [[] for _ in artifacts]
         for number, axis in enumerate(mesh):
             for members in neighbours(mesh, number):
@@ -83,7 +109,7 @@ class AllRanks:
         self.models: list[Model] = []
         try:
             for rank, artifact in enumerate(artifacts):
-                party = _Party(rank, names[rank], self._abandon)
+                party = _Party(rank, names[rank], self._abandon, everyone)
                 self.models.append(Model(artifact, open_device("cpu"), settings, party=party))
         except BaseException:
             self.close()
@@ -114,13 +140,15 @@ class AllRanks:
     def _whole(self, number: int) -> torch.Tensor:
         item = self.program.state[number]
         shard = self.program.constants[item.constant].shard
+        first, *_ = mine = self._replicas.called
         if shard is None:
-            return self.models[0].state[item.name].clone()
-        parts = {part_number(shard, self.program.mesh, rank): rank for rank in reversed(range(len(self.models)))}
+            return self.models[first].state[item.name].clone()
+        parts = {part_number(shard, self.program.mesh, rank): rank for rank in reversed(mine)}
         return joined([self.models[parts[n]].state[item.name] for n in range(parts_of(shard))], shard)
 
     def put_states(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Give states these values, each rank its part."""
+        """Give states these values, each rank its part; the next call is the next replica's."""
+        self._replicas.next()
         for item in self.program.state:
             if item.name not in states:
                 continue
@@ -137,23 +165,24 @@ class AllRanks:
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def called(self, name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = [list(tensors)] + [[tensor.clone() for tensor in tensors] for _ in self.models[1:]]
+        given = self._replicas.inputs(self._specs[name], tensors)
 
         def call(rank: int) -> list[torch.Tensor]:
             return self.models[rank].entry_points[name].flat(given[rank])
 
         answers = self._on_all(call)
-        for rank, answer in enumerate(answers[1:], 1):
-            for number, (mine, first) in enumerate(zip(answer, answers[0], strict=True)):
-                if not _alike(mine, first):
+        for rank, answer in enumerate(answers):
+            first = self._replicas.first_like(rank)
+            for number, (own, others) in enumerate(zip(answer, answers[first], strict=True)):
+                if not _alike(own, others):
                     raise ProofError(
                         f"the ranks answer differently: output {number} of {name} on rank {rank}",
                         where=self.program.name,
-                        expected="the same numbers on every rank, those of rank 0",
+                        expected=f"the same numbers on every rank, those of rank {first}",
                         got=f"rank {rank} at {dict(zip(self._axes(), coordinates(self.program.mesh, rank)))}",
                         fix="gather what each rank has a part of (parallel: {NAME: gathered}), or sum it (rowwise)",
                     )
-        return answers[0]
+        return answers[self._replicas.called[0]]
 
     def replay_golden(self) -> Iterator[Comparison]:
         """Every bucket on its golden inputs, compared on each rank."""

@@ -90,6 +90,12 @@ def refuse_undriven(program: Program) -> None:
     """Raises ArgumentError where the first rank cannot make the calls of all of them."""
     if ranks_of(program.mesh) == 1:
         return
+    if program.own_inputs:
+        raise ArgumentError(
+            "the first rank cannot make the calls of ranks that have inputs of their own",
+            got=mesh_text([program.mesh[number] for number in program.own_inputs]),
+            fix="serve it from processes that torchrun starts, each of which calls the model itself",
+        )
     spoken = spoken_axes(program)
     if apart := [axis for number, axis in enumerate(program.mesh) if axis.size > 1 and number not in spoken]:
         raise ArgumentError(

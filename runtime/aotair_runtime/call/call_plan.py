@@ -61,8 +61,11 @@ class Planner:
         self._states = [span(state) for state in states]
         self._held, self._copies = held, copies
 
-    def plan(self, tensors: Tensors, static: Sequence[int], own: Collection[int]) -> tuple[CallPlan, Tensors]:
-        """The plan for calls like this one; `static` inputs may be used where they lie.
+    def plan(
+        self, tensors: Tensors, static: Sequence[int], own: Collection[int], number: int | None = None
+    ) -> tuple[CallPlan, Tensors]:
+        """The plan for calls like this one, in the smallest bucket that holds it, or in that of a `number`; `static`
+        inputs may be used where they lie.
 
         `own` are the inputs at addresses of buffers that were handed out: only of these may one not be copied. Another
         that lies in its buffer by chance, an output of an earlier call say, is copied as its shape's next one will have
@@ -71,7 +74,7 @@ class Planner:
         spec, listed = self._signature.spec, self._signature.hosts.listed
         shapes = [shape_of(tensor) for tensor in tensors]
         sizes = read_sizes(spec, shapes)
-        number = choose(spec, sizes)
+        number = choose(spec, sizes) if number is None else number
         bucket, pool = spec.buckets[number], self._graphs.pools[number]
         self._check_mutated(tensors, number)
         captured, kept = self._captured(number, sizes, tensors, static)

@@ -45,6 +45,12 @@ class PlanCache:
         self.own: set[int] = set()  # addresses of the buffers that were handed out
         self._plans: OrderedDict[tuple[object, ...], CallPlan] = OrderedDict()
         self.last: LastCall | None = None
+        self._bucket: int | None = None
+
+    def use_bucket(self, number: int) -> None:
+        """Let the next calls run in this bucket, which holds them, though a smaller one may."""
+        if number != self._bucket:
+            self._bucket, self.last = number, None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -74,10 +80,10 @@ class PlanCache:
         signature.refuse_shared(written, users)
         addressed = {i: _address(tensors[i]) for i in signature.users} if self.own else {}
         own = {i: (address, tensors[i].stride()) for i, address in addressed.items() if address in self.own}
-        key = (static, *own.items(), plain, *addresses, *shapes)
+        key = (self._bucket, static, *own.items(), plain, *addresses, *shapes)
         plan = self._plans.get(key)
         if plan is None:
-            plan, tensors = self._planner.plan(tensors, signature.users if static else (), own)
+            plan, tensors = self._planner.plan(tensors, signature.users if static else (), own, self._bucket)
             self._keep(key, plan)
         self.last = LastCall(
             identities=list(map(id, mutated)),

@@ -8,7 +8,7 @@ import torch
 from ..capture.graphs import Parts, Resident
 from ..capture.pool import Pool
 from ..devices.groups import PartedError
-from ..errors import AotairError, CallError, RankError, causes
+from ..errors import AotairError, CallError, RankError, ShapeError, causes
 from ..format.schema import EntryPoint
 from ..ranks.party import REFUSED, Party
 from .buckets import choose, read_sizes
@@ -34,6 +34,9 @@ class RankedEntry(Entry):
         super().__init__(spec, parts, resident, pools, life)
         self.number, self._party = [entry.name for entry in parts.program.entry_points].index(spec.name), party
         self._fitting: dict[object, tuple[int, ...]] = {}  # the sizes of calls that can be made, by their inputs' looks
+        self._fixed = [axis for axis, dim in enumerate(spec.dims) if not dim.paddable]
+        self._own_sizes = bool(parts.program.own_inputs)
+        self._buckets: dict[tuple[int, ...], int] = {}  # by the sizes that all ranks' inputs come to
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         with self._lock:
@@ -43,8 +46,27 @@ class RankedEntry(Entry):
                 with contextlib.suppress(RankError):  # what this call is refused for is said by it
                     self._party.agree(REFUSED, ())
                 raise
-            self._party.agree(self.number, sizes)
+            common = self._party.agree(self.number, sizes, self._fixed)
+            if self._own_sizes:  # other ranks' inputs may be larger, and all of them run one bucket
+                self._plans.use_bucket(self._bucket_of_all(tuple(common)))
             return self.agreed(tensors)
+
+    def _bucket_of_all(self, sizes: tuple[int, ...]) -> int:
+        """The bucket that holds every rank's inputs. Raises ShapeError, on all of them, where there is none."""
+        found = self._buckets.get(sizes)
+        if found is None:
+            try:
+                found = choose(self.spec, sizes)
+            except ShapeError as error:
+                raise ShapeError(
+                    f"{error.what}, which is what the inputs of all ranks come to",
+                    where=error.where,
+                    expected=error.expected,
+                    fix="add a bucket that is as large along every dimension, and build again; or send smaller inputs",
+                ) from error
+            if len(self._buckets) < _MOST_FITTING:
+                self._buckets[sizes] = found
+        return found
 
     def _sizes_as_before(self, tensors: Tensors) -> tuple[int, ...]:
         """Those of a call with these inputs, which are looked at one by one where such have not come before."""

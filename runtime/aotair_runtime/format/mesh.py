@@ -56,6 +56,11 @@ def partners(mesh: Sequence[Axis], axes: Collection[int], rank: int) -> list[int
     return [other for other, place in enumerate(places) if all(place[n] == own[n] for n in fixed)]
 
 
+def replica_of(mesh: Sequence[Axis], own_inputs: Collection[int], rank: int) -> tuple[int, ...]:
+    """The rank's place along the axes of those numbers: ranks of the same place are called with the same inputs."""
+    return tuple(place for number, place in enumerate(coordinates(mesh, rank)) if number in own_inputs)
+
+
 def spoken_axes(program: Program) -> frozenset[int]:
     """The axes along which the ranks meet in calls."""
     args = (arg for item in program.instructions for arg in (*item.args, *(value for _, value in item.kwargs)))

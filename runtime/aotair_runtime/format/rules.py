@@ -47,6 +47,9 @@ class _Tables(Demands):
     def mesh(self) -> None:
         """The axes of the ranks, and how each constant's parts lie in a whole tensor."""
         self.axes(self.program.mesh, "mesh")
+        own, count = self.program.own_inputs, len(self.program.mesh)
+        in_order = all(number < after for number, after in zip(own, (*own[1:], count)))
+        self.require(in_order and all(number >= 0 for number in own), "own_inputs", "numbers of axes, in order", own)
         for i, constant in enumerate(tensors(self.program)):
             if (shard := constant.shard) is not None:
                 self.shard(constant, shard, f"constants[{i}].shard")

@@ -474,7 +474,8 @@ class Program:
     """`unread`: names that a checkpoint of the model has and no instruction reads. `quantisation`: a digest of what the
     checkpoint's folder said of how its weights are quantised (`artifact.quantisation`); empty: nothing. `mesh`: the
     axes of the ranks that run the program together, the last one varying fastest from rank to rank; none: one rank.
-    `joined`: which tensors checkpoints may hold in pieces. `beside`: what else the artifact holds; it is not among the
+    `joined`: which tensors checkpoints may hold in pieces. `own_inputs`: the numbers of the axes along which ranks are
+    called with inputs of their own, and of their own sizes. `beside`: what else the artifact holds; it is not among the
     program's bytes."""
 
     name: str
@@ -497,6 +498,7 @@ class Program:
     quantisation: str = ""
     mesh: tuple[Axis, ...] = ()
     joined: tuple[Joined, ...] = ()
+    own_inputs: tuple[int, ...] = ()
     beside: Beside = field(default=Beside(), metadata=NOT_WRITTEN)
 
 

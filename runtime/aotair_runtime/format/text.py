@@ -55,6 +55,9 @@ def summary(program: Program) -> str:
         lines += [
             f"for {ranks_of(program.mesh)} ranks together ({mesh_text(program.mesh)}), who share {shared} of them out"
         ]
+        if program.own_inputs:
+            own = mesh_text([program.mesh[number] for number in program.own_inputs])
+            lines += [f"along {own} each rank is called with inputs of its own"]
     elif program.beside.meshes:
         lines += ["for 1 rank"]
     if files := [f"{file.name} ({file.nbytes:,} bytes)" for file in program.files if "/" in file.name]:

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -17,8 +17,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ArgumentError, ClosedError, RankError, in_line
-from ..format.mesh import mesh_text, partners, ranks_of, spoken_axes
+from ..format.mesh import mesh_text, partners, ranks_of, replica_of, spoken_axes
 from ..format.schema import Axis, Program
+from .common_sizes import common_sizes
 from .lines import Lines, Listener, connected
 from .members import Board, Member, odd_ones, ranks_text
 from .words import SilentError, Words, opened, shared
@@ -60,7 +61,7 @@ class Party(Protocol):
     groups: tuple[str, ...]
     at_end: Callable[[], None]
 
-    def agree(self, what: int, sizes: Sequence[int]) -> None: ...
+    def agree(self, what: int, sizes: Sequence[int], fixed: Collection[int] = ()) -> Sequence[int]: ...
 
     def all_or_none(self, what: str) -> contextlib.AbstractContextManager[None]: ...
 
@@ -94,6 +95,8 @@ class Processes:
         self._turn = 0  # how often the ranks have told each other what they are about to do
         _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, spoken_axes(program), self.rank)
+        self._own = program.own_inputs
+        self._replicas = [replica_of(self.mesh, self._own, rank) for rank in self._callers]
         self.drives = self.rank == self._callers[0]
         lobby = PrefixStore(f"aotair/{'-'.join(map(str, members))}", dist.distributed_c10d._get_default_store())
         self.board = Board(lobby, self.rank, len(members), wish.timeout)
@@ -166,23 +169,32 @@ class Processes:
 
     # ---- agreement ------------------------------------------------------------------------------------------------
 
-    def agree(self, what: int, sizes: Sequence[int]) -> None:
+    def agree(self, what: int, sizes: Sequence[int], fixed: Collection[int] = ()) -> Sequence[int]:
         """Whether all ranks are about to make the same call: the entry point of that number, or REFUSED, with these
-        sizes. One message. Raises RankError, on every rank, where they differ."""
+        sizes; and which sizes the bucket has to hold that all take. One message. Raises RankError, on every rank, where
+        they differ; of ranks with inputs of their own, in the entry point, or along a dimension that is `fixed`."""
         mine = (what, *sizes)
         said = self._exchange(mine)
         if all(one == said[0] for one in said):
-            return
+            return sizes
+        if (common := common_sizes(said, self._replicas, len(sizes), fixed)) is not None:
+            return common
         self._refuse_failed(said)
         dims = max(len(sizes), self._most_sizes if what == REFUSED else 0)
         texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in zip(self._callers, said, strict=True)]
         raise RankError(
             "the ranks were called differently, and none of them has run",
-            expected="the same entry point with inputs of the same sizes on every rank",
+            expected=self._expected(),
             got="; ".join(texts[:_MOST_SHOWN]) + ("; …" if len(texts) > _MOST_SHOWN else ""),
             fix="call every rank with the same inputs; Model.driver() on rank 0 and Model.follow() on the others "
             "sends them",
         )
+
+    def _expected(self) -> str:
+        if len({*self._replicas}) == 1:
+            return "the same entry point with inputs of the same sizes on every rank"
+        own = mesh_text([self.mesh[number] for number in self._own])
+        return f"the same entry point on every rank; other sizes along {own} alone, of dimensions that are padded"
 
     @contextlib.contextmanager
     def all_or_none(self, what: str) -> Iterator[None]:
