@@ -223,6 +223,32 @@ def loses(folder: Path, artifact: str, lost: str, how: str) -> object:
     return found
 
 
+def with_own_inputs(folder: Path, artifact: str, ranks_alike: str, clone_input: str = "1") -> object:
+    """Calls of every replica's own sizes, which so many neighbours have alike; calls that differ where they may not;
+    what a rank refuses; and what one rank drives, with the same inputs for all."""
+    import random
+
+    replica = RANK // int(ranks_alike)
+    own = random.Random(replica)
+    options = {"enable_output_clone": True, "clone_input": clone_input == "1"}
+    with aotair.load(artifact, rank_timeout=30, **options) as model:
+        answers = []
+        for number in range(24):
+            batch, seq = own.randint(1, 3), own.randint(1, 8)
+            answers.append([batch, seq, number, model(ids(batch, seq, 100 * replica + number)).tolist()])
+        calls = {one.bucket: one.calls for one in model.stats().buckets}
+        found = {"answers": answers, "replica": replica, "calls": calls}
+        found["too_large"] = refused(lambda: model(ids(9 if RANK == 0 else 1, 4)))
+        found["within"] = refused(lambda: model(ids(1 + RANK % int(ranks_alike), 4)))
+        if model.drives:
+            with model.driver() as driver:
+                found["driven"] = [driver(ids(1 + number % 3, 1 + number, number)).tolist() for number in range(8)]
+        else:
+            found["driven"] = model.follow()
+        found["golden"] = [result.within for result in replay_golden(model)]
+    return found
+
+
 def random_calls(folder: Path, artifact: str, count: str) -> object:
     """Calls of random sizes, each rank after random delays; every so often a rank refuses, or is called otherwise."""
     import random

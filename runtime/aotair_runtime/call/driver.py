@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, ClosedError
-from ..format.mesh import mesh_text
 from ..format.schema import EntryPoint, Program
 from ..format.sizes import evaluate
 from ..format.structure import leaf_names
@@ -92,12 +91,6 @@ class Wire:
     """The messages: a header of numbers (entry point, sizes), then the bytes of the inputs in order."""
 
     def __init__(self, program: Program, party: Party):
-        if program.own_inputs:
-            raise ArgumentError(
-                "no rank can drive ranks that are called with inputs of their own",
-                got=f"each rank has its own along {mesh_text([program.mesh[n] for n in program.own_inputs])}",
-                fix="call the model on every rank",
-            )
         for entry in program.entry_points:
             if wrong := [spec.name for spec in entry.inputs if spec.kind == "mutated"]:
                 raise ArgumentError(

@@ -47,8 +47,8 @@ class PlanCache:
         self.last: LastCall | None = None
         self._bucket: int | None = None
 
-    def use_bucket(self, number: int) -> None:
-        """Let the next calls run in this bucket, which holds them, though a smaller one may."""
+    def use_bucket(self, number: int | None) -> None:
+        """Let the next calls run in this bucket, which holds them, though a smaller one may; None: in the smallest."""
         if number != self._bucket:
             self._bucket, self.last = number, None
 

@@ -47,9 +47,8 @@ class RankedEntry(Entry):
                     self._party.agree(REFUSED, ())
                 raise
             common = self._party.agree(self.number, sizes, self._fixed)
-            if self._own_sizes:  # other ranks' inputs may be larger, and all of them run one bucket
-                self._plans.use_bucket(self._bucket_of_all(tuple(common)))
-            return self.agreed(tensors)
+            # Other ranks' own inputs may be larger, and all of them run one bucket.
+            return self.agreed(tensors, self._bucket_of_all(tuple(common)) if self._own_sizes else None)
 
     def _bucket_of_all(self, sizes: tuple[int, ...]) -> int:
         """The bucket that holds every rank's inputs. Raises ShapeError, on all of them, where there is none."""
@@ -92,8 +91,11 @@ class RankedEntry(Entry):
         choose(self.spec, sizes)
         return sizes
 
-    def agreed(self, tensors: Tensors) -> list[torch.Tensor]:
-        """The call, which all ranks make. Raises RankError where one does not come through it."""
+    def agreed(self, tensors: Tensors, bucket: int | None = None) -> list[torch.Tensor]:
+        """The call, which all ranks make, in the bucket of that number, or in the smallest. Raises RankError where one
+        does not come through it."""
+        if self._own_sizes:
+            self._plans.use_bucket(bucket)
         try:
             return super().flat(tensors)
         except CallError:

@@ -1,11 +1,11 @@
 """What a build for several ranks shares out, what it proves, and what it refuses."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from cases import MODELS, RECIPES, SHARES_ITSELF
+from met import collectives
 from mixtures import recipe as mixture
 from models import Shared
 
@@ -23,17 +23,9 @@ from aotair.recipe.read import parse_recipe
 from aotair.summary import Listener
 from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
-from aotair_runtime.format.mesh import group_argument
-from aotair_runtime.format.schema import Axis, GroupArg, Program, Shard
+from aotair_runtime.format.schema import Axis, GroupArg, Shard
 
 STYLES = RECIPES["shared"]["parallel"]
-
-
-def collectives(program: Program) -> Counter:
-    """How often each is called in a bucket."""
-    code = program.entry_points[0].buckets[0].code
-    names = [program.ops[program.instructions[number].op].name for number in code]
-    return Counter(name.partition(".")[0].rstrip("_") for name in names if group_argument(name))
 
 
 def answers(path: Path, tensors: list[torch.Tensor]) -> torch.Tensor:
