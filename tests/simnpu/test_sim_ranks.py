@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import rankmodels
+import routed
 import safetensors.torch
 import torch
 from cases import MEETS_IN_PRODUCTS, RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
@@ -119,6 +120,24 @@ def test_products_that_meet_other_ranks(ranks: Ranks, tmp_path: Path, nz: bool):
         for number, got in enumerate(one["orders"]):
             assert torch.equal(got, one["answers"][number % len(inputs)]), f"order {number // len(inputs) + 1}"
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == len(inputs) * 3
+
+
+def test_replicas_that_share_out_their_experts(ranks: Ranks, tmp_path: Path):
+    """Each has calls of its own sizes, and runs the graph that holds those of both."""
+    half = {"factory": f"{Path(routed.__file__).resolve()}:Routed", "dtype": "float16"}
+    changed = {"model": half, "target": {"device": "npu"}, "verify": {"atol": 2e-2, "rtol": 2e-2}}
+    recipe = routed.recipe(dp=2) | changed
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
+    inputs = [[torch.randint(24, size) for size in each] for each in sizes]
+    model = original(recipe)
+    for given, one in zip(inputs, ranks.run(rankmodels.own_answers, str(path), inputs, SEEDS), strict=True):
+        for ids, got in zip(given, one["answers"], strict=True):
+            model.before.zero_()
+            torch.testing.assert_close(got, model(ids), atol=2e-2, rtol=2e-2)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % len(given)]), f"order {number // len(given) + 1}"
+        assert one["calls"] == [0, 0, 1 + SEEDS, 2 * (1 + SEEDS)], "both ranks run (3, 4), (3, 8), (3, 8)"
 
 
 @pytest.mark.parametrize("sequence", [False, True])
