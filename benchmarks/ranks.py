@@ -7,6 +7,7 @@ FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/REA
 HCCL. `host` is the host time of a call on two and four simulated NPUs, beside stock TorchAir.
 """
 
+import itertools
 import json
 import os
 import random
@@ -30,7 +31,7 @@ from examples.generate import some_prompts
 
 from .common import Row, free_port, options, report
 from .decoder_models import DECODERS, seeded
-from .decoders import ENTRIES, LENGTHS, TOKENS, _theirs
+from .decoders import ENTRIES, LENGTHS, _theirs
 from .smollm2 import GGUF, generated, original, questions
 
 REAL = "smollm2"  # nine heads: those of two ranks are whole on both
@@ -39,6 +40,11 @@ MODELS: dict[str, Sequence[Mapping[str, int]]] = {
     "qwen3_moe": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
     "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
     REAL: ({"tp": 2}, {"tp": 3}),
+}
+DISPATCHED = {"*": "auto", "*.experts": "expert_dispatch"}  # replicas with prompts of their own share out the experts
+SHARED_EXPERTS: dict[str, Sequence[Mapping[str, int]]] = {
+    "qwen3_moe": ({"dp": 2}, {"dp": 2, "tp": 2}),
+    "deepseek_v3": ({"dp": 2},),
 }
 SMALL = Path(__file__).parent.parent / "tests" / "models.py"
 
@@ -106,18 +112,24 @@ def _with_simulator(folder: Path) -> list[str]:
 
 def _decoder(folder: Path, name: str, mesh: Mapping[str, int], device: str = "cpu") -> tuple[Path, float]:
     """The artifact of a decoder over a mesh, and the seconds of its build."""
-    out = folder / f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}.aotair"
-    return _built(folder, name, dict(mesh), device, out)
+    return _built(folder, name, dict(mesh), device, folder / f"{_file_name(name, mesh)}.aotair")
 
 
-def _built(folder: Path, name: str, mesh: object, device: str, out: Path) -> tuple[Path, float]:
+def _file_name(name: str, mesh: Mapping[str, int]) -> str:
+    return f"{name}-{'-'.join(f'{a}{n}' for a, n in mesh.items())}"
+
+
+def _built(
+    folder: Path, name: str, mesh: object, device: str, out: Path, parallel: object = "auto"
+) -> tuple[Path, float]:
     checkpoint = GGUF if name == REAL else folder / name
     if not checkpoint.exists():
         seeded(DECODERS[name]()).save_pretrained(checkpoint)
     start = time.perf_counter()
     recipe = {"name": name, "model": {"pretrained": str(checkpoint), "kwargs": {"length": 128}}}
     entries = ENTRIES if name != REAL else {**ENTRIES, "prefill": {"buckets": {"batch": [8], "seq": [64]}}}
-    aotair.build({**recipe, "entry_points": entries, "mesh": mesh, "target": {"device": device}}, out)
+    shared = {"mesh": mesh, "parallel": parallel}
+    aotair.build({**recipe, **shared, "entry_points": entries, "target": {"device": device}}, out)
     return out, time.perf_counter() - start
 
 
@@ -125,16 +137,23 @@ def _tokens(folder: Path, given: Any) -> Iterator[Row]:
     for name in given.models:
         prompts, want = _wanted(name)
         (asked := folder / "prompts.json").write_text(json.dumps(prompts))
-        for mesh in MODELS.get(name, ({"tp": 2},)):
-            artifact, seconds = _decoder(folder, name, mesh, given.device)
+        for mesh, parallel in _shared_out(name):
+            out = folder / f"{_file_name(name, mesh)}{'' if parallel == 'auto' else '-shared'}.aotair"
+            artifact, seconds = _built(folder, name, dict(mesh), given.device, out, parallel)
             options_ = ("--device", given.device, "--prompts", asked)
             said = ranks(_count(mesh), "tokens", artifact, folder / "said", *options_, around=_simulated(given))
-            wrong = [TOKENS * len(prompts) if one is None else _unlike(one["tokens"], want) for one in said]  # by rank
-            row = Row(
-                f"{name} {dict(mesh)}: wrong tokens of 512, any rank", 0, max(wrong), "", f"built in {seconds:.0f} s"
-            )
+            missing = {"tokens": [[]] * len(prompts), "prompts": [0, len(prompts)]}
+            wrong = [_unlike(one["tokens"], want[slice(*one["prompts"])]) for one in (o or missing for o in said)]
+            what = f"{name} {dict(mesh)}{'' if parallel == 'auto' else ' that share experts'}: wrong tokens, any rank"
+            row = Row(what, 0, max(wrong), "", f"built in {seconds:.0f} s")
             print(f"{row.what}: {row.value}", flush=True)
             yield row
+
+
+def _shared_out(name: str) -> Iterator[tuple[Mapping[str, int], object]]:
+    """The meshes of a model, and how the recipe has each shared out."""
+    yield from ((mesh, "auto") for mesh in MODELS.get(name, ({"tp": 2},)))
+    yield from ((mesh, DISPATCHED) for mesh in SHARED_EXPERTS.get(name, ()))
 
 
 def _wanted(name: str) -> tuple[list[list[int]], list[list[int]]]:
@@ -150,7 +169,8 @@ def _wanted(name: str) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def _unlike(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> int:
-    return sum(a != b for ours, theirs in zip(got, want) for a, b in zip(ours, theirs))
+    """How many tokens are others, or missing."""
+    return sum(a != b for ours, theirs in zip(got, want, strict=True) for a, b in itertools.zip_longest(ours, theirs))
 
 
 def _sizes(folder: Path, given: Any) -> Iterator[Row]:

@@ -15,6 +15,7 @@ import torch
 
 import aotair_runtime as aotair
 from aotair_runtime.errors import AotairError, OutputHeldWarning, RankError
+from aotair_runtime.format.mesh import ranks_of, replica_of
 
 from .common import host_microseconds
 
@@ -49,7 +50,18 @@ def _tokens(given: argparse.Namespace) -> dict[str, Any]:
 
     with aotair.load(given.artifact, device=given.device, enable_output_clone=True, rank_timeout=120) as served:
         weights = next(item.nbytes for item in served.promise.items if item.name == "weights")
-        return {"tokens": generate(served, json.loads(given.prompts.read_text()), TOKENS), "weights": weights}
+        prompts = json.loads(given.prompts.read_text())
+        first, end = _own_prompts(served, len(prompts))
+        return {"tokens": generate(served, prompts[first:end], TOKENS), "prompts": [first, end], "weights": weights}
+
+
+def _own_prompts(served: aotair.Model, count: int) -> tuple[int, int]:
+    """Which of so many prompts this rank generates for: all, or its share where ranks have inputs of their own. The
+    first has fewer, so that no two run alike."""
+    program = served.program
+    places = [replica_of(program.mesh, program.own_inputs, rank) for rank in range(ranks_of(program.mesh))]
+    number, of = sorted({*places}).index(places[served.rank]), len({*places})
+    return count * number // of - (number > 0), count * (number + 1) // of - (number + 1 < of)
 
 
 def _meet(given: argparse.Namespace) -> dict[str, Any]:
