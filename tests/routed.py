@@ -10,11 +10,13 @@ from aotair.model.experts import experts_forward
 
 
 class Routed(nn.Module):
-    """ids (batch, seq) to (batch, seq, 8). What it adds to every answer is of its last call: a state."""
+    """ids (batch, seq) to (batch, seq, 8). What it adds to every answer is of its last call: a state. `fault`: what is
+    right in the smallest bucket that holds a call, and wrong in a larger one."""
 
-    def __init__(self, seed: int = 3):
+    def __init__(self, seed: int = 3, fault: str = ""):
         super().__init__()
         torch.manual_seed(seed)
+        self.fault = fault
         self.embed, self.gate = nn.Embedding(24, 8), nn.Linear(8, 4)
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.experts = Tables(4, False, width=8, inner=6)
@@ -23,6 +25,12 @@ class Routed(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids)
         x = x + self.down(torch.tanh(self.up(x)))
+        if self.fault == "longer":  # than the smaller bucket
+            x = x * 2 if ids.shape[1] > 4 else x
+        elif self.fault == "first five":  # which are real in all calls that no smaller bucket holds
+            x = x + x[:, :5].sum(1, keepdim=True)
+        elif self.fault == "batch":  # every size of which has its bucket
+            x = x + x.sum(0, keepdim=True)
         tokens = x.flatten(0, 1)
         weights, chosen = self.gate(tokens).softmax(-1).topk(2, -1)
         made = x + self.experts(tokens, chosen, weights).view_as(x) + self.before
@@ -37,12 +45,41 @@ class Tables(Experts):
 STYLES = {"experts": "expert_dispatch", "up": "colwise", "down": "rowwise"}
 
 
-def recipe(**mesh: int) -> dict:
+class Pairs(Tables):
+    """What it gives is no tensor."""
+
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = super().forward(*args)
+        return made, made
+
+
+class Numbered(Tables):
+    """It takes a tensor that has no tokens."""
+
+    def forward(self, factor: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        return factor * super().forward(*args)
+
+
+class Unlike(Routed):
+    """Its experts, called otherwise than by their tokens alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.pairs, self.numbered = Pairs(4, False, width=8, inner=6), Numbered(4, False, width=8, inner=6)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        tokens = super().forward(ids).flatten(0, 1)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(2, -1)
+        given = tokens, chosen, weights
+        return self.pairs(*given)[0] + self.numbered(torch.ones(()), *given)
+
+
+def recipe(fault: str = "", **mesh: int) -> dict:
     """Its recipe; `up` and `down` are cut where there is a `tp`."""
     styles = {name: style for name, style in STYLES.items() if name == "experts" or "tp" in mesh}
     return {
         "name": "routed",
-        "model": {"factory": f"{Path(__file__).resolve()}:Routed"},
+        "model": {"factory": f"{Path(__file__).resolve()}:Routed", "kwargs": {"fault": fault}},
         "inputs": {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 24], "pad": "any"}},
         "buckets": {"batch": [1, 3], "seq": [4, 8]},
         "mesh": mesh,

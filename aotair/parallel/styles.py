@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from aotair_runtime.devices import collectives as _collectives  # noqa: F401 (defines the ops)
 from aotair_runtime.format.schema import Shard
 
+from ..errors import ModelError
+
+DISPATCH = "expert_dispatch"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -190,21 +194,34 @@ class ExpertsDispatched(Shared):
     rank's come back, summed. Nothing is dropped, so that shapes are fixed though routing is not."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        place = self.place
-        given, kwargs = (
-            [_gathered_first(x, place) for x in args],
-            {k: _gathered_first(x, place) for k, x in kwargs.items()},
-        )
-        made = super().forward(*given, **kwargs)  # type: ignore[misc]  # of the class behind
-        own: Tensor = torch.ops.air.reduce_scatter(made.contiguous(), "sum", place.size, place.name)
+        given = [_gathered_first(x, self) for x in args]
+        made = super().forward(*given, **{key: _gathered_first(x, self) for key, x in kwargs.items()})  # type: ignore[misc]  # of the class behind
+        if not _has_tokens(made):
+            raise _not_of_tokens(self, "gives", made)
+        own: Tensor = torch.ops.air.reduce_scatter(made.contiguous(), "sum", self.place.size, self.place.name)
         return own
 
 
-def _gathered_first(x: Any, place: Place) -> Any:
+def _gathered_first(x: Any, experts: Shared) -> Any:
     """Every rank's tokens behind each other; what is no tensor is the same on all ranks."""
-    if not isinstance(x, Tensor):
+    if x is None or isinstance(x, (bool, int, float, str)):
         return x
-    return torch.ops.air.all_gather(x.contiguous(), place.size, place.name)
+    if not _has_tokens(x):
+        raise _not_of_tokens(experts, "is given", x)
+    return torch.ops.air.all_gather(x.contiguous(), experts.place.size, experts.place.name)
+
+
+def _has_tokens(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0
+
+
+def _not_of_tokens(experts: Shared, what: str, x: Any) -> ModelError:
+    return ModelError(
+        f"parallel: {DISPATCH} is for experts whose tensors have the tokens in the first dimension",
+        expected="such tensors as arguments, beside plain numbers, and one as result",
+        got=f"{type(experts).__name__} {what} {list(x.shape) if isinstance(x, Tensor) else type(x).__name__}",
+        fix="let the module that is named compute experts alone, or share it out otherwise",
+    )
 
 
 def _experts_width(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
@@ -239,7 +256,6 @@ def _whole(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     yield from ()
 
 
-DISPATCH = "expert_dispatch"
 STYLES: dict[str, Style] = {
     "colwise": Style(_outputs),
     "rowwise": Style(_inputs, Summed),

@@ -46,6 +46,7 @@ _SHARED_OUT = (
     "look at parallel: between a colwise and a rowwise layer each number may depend on numbers of its own rank alone "
     "(no softmax, norm or chunk over all of them); built without mesh, the model shows whether anything else is wrong"
 )
+_OTHERS = "; where another rank's inputs are larger, a call runs in a larger bucket, which has to be right for it"
 Tensors = dict[str, torch.Tensor]
 _EXACT = Tolerance(0.0, 0.0)
 _SAMPLED = 2  # padded runs of a bucket, where not all are asked for
@@ -439,22 +440,39 @@ class _Prover:
 
     def _reduced_sizes(self, number: int, bucket: Bucket) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Sizes of calls that this bucket would serve with padding: the smallest along each dimension; and along all of
-        them at once, the smallest, and one less than the bucket's."""
-        along: list[tuple[int, ...]] = []
-        smallest, short = list(bucket.sizes), list(bucket.sizes)
-        for axis, dim in enumerate(self._entry.dims):
-            if dim.paddable:
-                below = [b.sizes[axis] for b in self._entry.buckets if b.sizes[axis] < bucket.sizes[axis]]
-                smallest[axis] = max(max(below, default=0) + 1, dim.least)
-                short[axis] = max(smallest[axis], bucket.sizes[axis] - 1)
-                along.append((*bucket.sizes[:axis], smallest[axis], *bucket.sizes[axis + 1 :]))
+        them at once, the smallest, and one less than the bucket's. Where other ranks' inputs may be larger, calls that
+        a smaller bucket would serve are served too."""
+        smallest = [self._smallest(bucket)] + ([self._smallest(bucket, alone=False)] if self._has_own_inputs else [])
+        short = [
+            max(least, size - 1) if dim.paddable else size
+            for dim, size, least in zip(self._entry.dims, bucket.sizes, smallest[0], strict=True)
+        ]
+        along = [
+            (*bucket.sizes[:axis], least[axis], *bucket.sizes[axis + 1 :])
+            for least in smallest
+            for axis, dim in enumerate(self._entry.dims)
+            if dim.paddable
+        ]
         fits = lambda sizes: sizes != bucket.sizes and self._serves(number, sizes)  # noqa: E731
-        together = dict.fromkeys((tuple(smallest), tuple(short)))
+        together = dict.fromkeys((*smallest[::-1], tuple(short)))
         return list(filter(fits, dict.fromkeys(along))), list(filter(fits, together)) or list(filter(fits, along))
+
+    def _smallest(self, bucket: Bucket, alone: bool = True) -> tuple[int, ...]:
+        """The smallest sizes that no smaller bucket holds; not `alone`: that a call may have at all."""
+        found = list(bucket.sizes)
+        for axis, dim in enumerate(self._entry.dims):
+            below = [b.sizes[axis] for b in self._entry.buckets if alone and b.sizes[axis] < bucket.sizes[axis]]
+            if dim.paddable:
+                found[axis] = max(max(below, default=0) + 1, dim.least)
+        return tuple(found)
+
+    @property
+    def _has_own_inputs(self) -> bool:
+        return bool(self.runner.model.program.own_inputs)
 
     def _serves(self, number: int, sizes: tuple[int, ...]) -> bool:
         try:
-            return choose(self._entry, sizes) == number
+            return choose(self._entry, sizes) == number or self._has_own_inputs
         except ShapeError:
             return False
 
@@ -503,5 +521,5 @@ class _Prover:
             got=f"{', '.join(changed)} changed, with {', '.join(filled)}"
             + (f", real values: {words}" if words else ""),
             fix="declare the value that the model ignores (pad: 0, say), mask the padding in the model, or remove pad: "
-            "and give every size its bucket",
+            "and give every size its bucket" + (_OTHERS if self._has_own_inputs else ""),
         )

@@ -76,7 +76,7 @@ class Planner:
         sizes = read_sizes(spec, shapes)
         number = choose(spec, sizes) if number is None else number
         bucket, pool = spec.buckets[number], self._graphs.pools[number]
-        self._check_mutated(tensors, number)
+        self.check_mutated(tensors, number)
         captured, kept = self._captured(number, sizes, tensors, static)
         buffers = {i: buffer for i, buffer in enumerate(captured.buffers) if buffer is not None and i not in listed}
         parts = {i: _part(buffer, tensors[i].shape) for i, buffer in buffers.items()}
@@ -174,7 +174,7 @@ class Planner:
                 raise MalformedError("it is padded, and the artifact does not say with what", where=where)
             yield buffer.narrow(axis, size, buffer.shape[axis] - size), value
 
-    def _check_mutated(self, tensors: Tensors, number: int) -> None:
+    def check_mutated(self, tensors: Tensors, number: int) -> None:
         """Raises ShapeError where a mutated input does not lie as the program will address it, and ArgumentError where
         it shares memory with another, or with what the model itself writes."""
         spec = self._signature.spec

@@ -76,14 +76,18 @@ class Entry:
         self._copies = functools.partial(_copies, parts.device, parts.promise, spec.name)
         self.graphs = Graphs(spec, parts, resident, pools)
         held = {pool: pool.held() for pool in dict.fromkeys(pools)}
-        planner = Planner(signature, self._layouts, resident.states, self.graphs, held, self._copies)
-        self._plans = PlanCache(signature, planner, parts.settings.clone_input, self._counters.add)
+        self._planner = Planner(signature, self._layouts, resident.states, self.graphs, held, self._copies)
+        self._plans = PlanCache(signature, self._planner, parts.settings.clone_input, self._counters.add)
         self.graphs.changed = self._plans.forget
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
-        values = args if plain else self._signature.ordered(args, kwargs)
+        values = args if plain else self._given(args, kwargs)
         return self._pack(self.flat(values))  # type: ignore[arg-type]  # `flat` refuses what is no tensor
+
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        """The arguments of a call that is about to be made, in the signature's order. Raises ArgumentError."""
+        return self._signature.ordered(args, kwargs)
 
     def ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The arguments of a call in the signature's order. Raises ArgumentError."""
@@ -141,7 +145,7 @@ class Entry:
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
-        given: list[torch.Tensor] = self._signature.ordered((), inputs)  # type: ignore[assignment]  # `flat` refuses others
+        given: list[torch.Tensor] = self._given((), inputs)  # type: ignore[assignment]  # `flat` refuses others
         return dict(zip(leaf_names(self.spec.structure), self.flat(given), strict=True))
 
     @property

@@ -1,7 +1,7 @@
 """An entry point of a model of several ranks: all agree on a call before any of them runs it."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from ..capture.pool import Pool
 from ..devices.groups import PartedError
 from ..errors import AotairError, CallError, RankError, ShapeError, causes
 from ..format.schema import EntryPoint
+from ..memory.overlap import Spans, span
 from ..ranks.party import REFUSED, Party
 from .buckets import choose, read_sizes
 from .call_plan import shape_of
@@ -40,15 +41,25 @@ class RankedEntry(Entry):
 
     def flat(self, tensors: Tensors) -> list[torch.Tensor]:
         with self._lock:
-            try:
+            with self._refusals_told():
                 sizes = self._sizes_as_before(tensors)
-            except AotairError:
-                with contextlib.suppress(RankError):  # what this call is refused for is said by it
-                    self._party.agree(REFUSED, ())
-                raise
             common = self._party.agree(self.number, sizes, self._fixed)
             # Other ranks' own inputs may be larger, and all of them run one bucket.
             return self.agreed(tensors, self._bucket_of_all(tuple(common)) if self._own_sizes else None)
+
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        with self._lock, self._refusals_told():
+            return super()._given(args, kwargs)
+
+    @contextlib.contextmanager
+    def _refusals_told(self) -> Iterator[None]:
+        """What this rank refuses within, the others hear of instead of the call that they wait for."""
+        try:
+            yield
+        except AotairError:
+            with contextlib.suppress(RankError):  # what the call is refused for is said by its own error
+                self._party.agree(REFUSED, ())
+            raise
 
     def _bucket_of_all(self, sizes: tuple[int, ...]) -> int:
         """The bucket that holds every rank's inputs. Raises ShapeError, on all of them, where there is none."""
@@ -69,7 +80,7 @@ class RankedEntry(Entry):
 
     def _sizes_as_before(self, tensors: Tensors) -> tuple[int, ...]:
         """Those of a call with these inputs, which are looked at one by one where such have not come before."""
-        if self._has_hosts:
+        if self._has_hosts or self._mutated:  # where the latter lie matters, too
             return self.sizes(tensors)
         try:
             looks = tuple([(one.shape, one.dtype, one.device, one.layout) for one in tensors])
@@ -88,7 +99,11 @@ class RankedEntry(Entry):
         self._signature.refuse(given)
         self._signature.refuse_layouts(given)
         sizes = read_sizes(self.spec, [shape_of(value) for value in given])
-        choose(self.spec, sizes)
+        number = choose(self.spec, sizes)
+        if self._mutated:
+            self._planner.check_mutated(given, number)
+            written = Spans([span(given[i]) for i in self._mutated])
+            self._signature.refuse_shared(written, self._take_users(given))
         return sizes
 
     def agreed(self, tensors: Tensors, bucket: int | None = None) -> list[torch.Tensor]:

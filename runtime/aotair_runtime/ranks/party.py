@@ -82,7 +82,8 @@ class Processes:
 
     def __init__(self, program: Program, wish: Wish, device: str):
         self.mesh, self._made = program.mesh, list[ProcessRanks]()
-        self._most_sizes = max(len(entry.dims) for entry in program.entry_points)
+        self._dims = [entry.dims for entry in program.entry_points]
+        self._most_sizes = max(map(len, self._dims))
         self.at_end: Callable[[], None] = lambda: None
         self._timeout = timedelta(seconds=wish.timeout)
         _join(self.mesh, self._timeout)
@@ -180,21 +181,33 @@ class Processes:
         if (common := common_sizes(said, self._replicas, len(sizes), fixed)) is not None:
             return common
         self._refuse_failed(said)
-        dims = max(len(sizes), self._most_sizes if what == REFUSED else 0)
-        texts = [f"rank {rank}: {_asked(one, dims)}" for rank, one in zip(self._callers, said, strict=True)]
+        texts = [f"rank {rank}: {self._asked(one)}" for rank, one in zip(self._callers, said, strict=True)]
         raise RankError(
             "the ranks were called differently, and none of them has run",
             expected=self._expected(),
             got="; ".join(texts[:_MOST_SHOWN]) + ("; …" if len(texts) > _MOST_SHOWN else ""),
-            fix="call every rank with the same inputs; Model.driver() on rank 0 and Model.follow() on the others "
-            "sends them",
+            fix=self._fix(),
         )
+
+    def _asked(self, said: Sequence[int]) -> str:
+        """What a rank was called with, or did."""
+        if said[0] < 0:
+            return "refused its inputs" if said[0] == REFUSED else "something else"
+        return f"entry point {said[0]}, sizes {list(said[1 : 1 + len(self._dims[said[0]])])}"
 
     def _expected(self) -> str:
         if len({*self._replicas}) == 1:
             return "the same entry point with inputs of the same sizes on every rank"
         own = mesh_text([self.mesh[number] for number in self._own])
-        return f"the same entry point on every rank; other sizes along {own} alone, of dimensions that are padded"
+        padded = ", ".join(dict.fromkeys(dim.name for dims in self._dims for dim in dims if dim.paddable)) or "none"
+        return f"the same entry point on every rank; other sizes along {own} alone, of dimensions with pad: {padded}"
+
+    def _fix(self) -> str:
+        if len({*self._replicas}) > 1:
+            return "call every rank at the same time; one that has nothing to do makes the call with any legal inputs"
+        return (
+            "call every rank with the same inputs; Model.driver() on rank 0 and Model.follow() on the others sends them"
+        )
 
     @contextlib.contextmanager
     def all_or_none(self, what: str) -> Iterator[None]:
@@ -323,13 +336,6 @@ class Processes:
 def _first_line(error: BaseException) -> str:
     text = error.what if isinstance(error, AotairError) else f"{type(error).__name__}: {error}"
     return text.strip().partition("\n")[0][:300]
-
-
-def _asked(said: Sequence[int], dims: int) -> str:
-    """What a rank was called with, or did."""
-    if said[0] < 0:
-        return "refused its inputs" if said[0] == REFUSED else "something else"
-    return f"entry point {said[0]}, sizes {list(said[1 : 1 + dims])}"
 
 
 def ranks_here(wish: Wish) -> int:

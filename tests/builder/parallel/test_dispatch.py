@@ -50,15 +50,15 @@ def test_on_npus_they_are_grouped_products_over_all_tokens(tmp_path: Path):
 # ---- planted faults --------------------------------------------------------------------------------------------------
 
 
-def first_tokens(x: torch.Tensor, place: styles.Place) -> torch.Tensor:
+def first_tokens(x: torch.Tensor, experts: styles.Shared) -> torch.Tensor:
     """Every rank takes its own tokens for those of all."""
-    return torch.cat([x] * place.size)
+    return torch.cat([x] * experts.place.size)
 
 
-def other_way_round(x: torch.Tensor, place: styles.Place) -> torch.Tensor:
+def other_way_round(x: torch.Tensor, experts: styles.Shared) -> torch.Tensor:
     """What the ranks have, in another order than that in which it comes back."""
-    gathered = torch.ops.air.all_gather(x.contiguous(), place.size, place.name)
-    return torch.cat(gathered.chunk(place.size)[::-1])
+    gathered = torch.ops.air.all_gather(x.contiguous(), experts.place.size, experts.place.name)
+    return torch.cat(gathered.chunk(experts.place.size)[::-1])
 
 
 @pytest.mark.parametrize("fault", [first_tokens, other_way_round])
@@ -66,6 +66,22 @@ def test_tokens_that_are_not_those_of_their_rank_are_seen(tmp_path: Path, monkey
     monkeypatch.setattr(styles, "_gathered_first", fault)
     with pytest.raises(ProofError):
         aotair.build(routed.recipe(dp=2), tmp_path / "a.aotair")
+
+
+@pytest.mark.parametrize(
+    ("fault", "changed"),
+    [
+        ("longer", {"buckets": {"batch": [2], "seq": [4, 8]}}),
+        ("first five", {"buckets": {"batch": [2], "seq": [4, 8]}, "dimensions": {"seq": {"min": 4}}}),
+        ("batch", {"buckets": {"batch": [1, 2], "seq": [4]}}),
+    ],
+)
+def test_what_only_the_smallest_bucket_computes_right_is_seen(tmp_path: Path, fault: str, changed: dict):
+    """Each builds for one rank: a call runs there in no other bucket."""
+    one = routed.recipe(fault=fault) | changed
+    aotair.build(one | {"parallel": "auto"}, tmp_path / "one.aotair")
+    with pytest.raises(ProofError, match="where another rank's inputs are larger"):
+        aotair.build(routed.recipe(fault=fault, dp=2) | changed, tmp_path / "a.aotair")
 
 
 def test_a_layer_that_adds_up_what_are_other_ranks_tokens_is_seen(tmp_path: Path):
@@ -93,9 +109,12 @@ def test_it_is_for_the_axis_dp_unless_it_says_another():
         ({"experts": "expert_dispatch"}, {"tp": 2}, "expert_dispatch has no axis"),
         ({"experts": "expert_dispatch"}, {"dp": 3}, "nothing of the model can be shared out"),
         ({"experts": "auto@dp"}, {"dp": 2}, "no such style"),
+        ({"pairs": "expert_dispatch"}, {"dp": 2}, "gives tuple"),
+        ({"numbered": "expert_dispatch"}, {"dp": 2}, r"is given \[\]"),
         ({"*": "auto"}, {"dp": 2}, "nothing of the model is shared out"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, parallel: dict, mesh: dict, words: str):
+    model = {"factory": f"{Path(routed.__file__).resolve()}:Unlike"}
     with pytest.raises(ModelError, match=words):
-        aotair.build(routed.recipe(**mesh) | {"parallel": parallel}, tmp_path / "a.aotair")
+        aotair.build(routed.recipe(**mesh) | {"parallel": parallel, "model": model}, tmp_path / "a.aotair")
