@@ -249,6 +249,25 @@ def with_own_inputs(folder: Path, artifact: str, ranks_alike: str, clone_input: 
     return found
 
 
+def refuses_first(folder: Path, artifact: str) -> object:
+    """What rank 0 alone is called with wrongly, before it looks at sizes; each time the next call is good."""
+    x, into = torch.ones(2, 8), torch.zeros(2, 8)
+    turned, beside = torch.zeros(8, 2).t(), torch.zeros(4, 8)
+    wrong = {
+        "names": lambda model: model(into, y=x),
+        "outputs": lambda model: model.entry_points["forward"].named_outputs({"into": into}),
+        "turned": lambda model: model(turned, x),
+        "shared": lambda model: model(beside[:2], beside[1:3]),
+    }
+    found = {}
+    with aotair.load(artifact, rank_timeout=20, enable_output_clone=True) as model:
+        for what, call in wrong.items():
+            start, into = time.monotonic(), torch.zeros(2, 8)
+            error = refused(functools.partial(call, model) if RANK == 0 else functools.partial(model, into, x))
+            found[what] = [error, time.monotonic() - start, model(torch.zeros(2, 8), x).sum().item(), into.sum().item()]
+    return found
+
+
 def random_calls(folder: Path, artifact: str, count: str) -> object:
     """Calls of random sizes, each rank after random delays; every so often a rank refuses, or is called otherwise."""
     import random

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import RECIPES, SHARED_DECODE
+from cases import MODELS, RECIPES, SHARED_DECODE
 from models import Deep, Shared
 from rank_processes import checkpoints, reloaded, said, started
 from rank_scenarios import decode_inputs, ids
@@ -19,6 +19,17 @@ from aotair.recipe.read import parse_recipe
 from aotair_runtime.errors import ArgumentError, RankError
 from aotair_runtime.memory.sizes import tensor_bytes
 
+WRITTEN = {
+    "name": "written",
+    "model": {"factory": f"{MODELS}:Written"},
+    "inputs": {
+        "into": {"shape": [2, 8], "dtype": "float32", "mutated": True},
+        "x": {"shape": [2, 8], "dtype": "float32"},
+    },
+    "buckets": {},
+    "mesh": {"tp": 2},
+    "parallel": {"up": "colwise", "down": "rowwise"},
+}
 SIZES = [(batch, seq) for batch in (1, 2, 3) for seq in (1, 4)]
 
 
@@ -59,6 +70,16 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
         torch.testing.assert_close(ahead, ahead.round(), atol=1e-4, rtol=0)
         assert ahead.round().unique().numel() == 1
     assert places == set(range(len(SIZES) + 1, len(SIZES) + 41))
+
+
+def test_what_a_rank_refuses_before_it_looks_at_sizes_is_told_to_the_others(tmp_path: Path):
+    path = aotair.build(WRITTEN, tmp_path / "a.aotair")
+    first, second = said(started(2, "refuses_first", tmp_path, path), tmp_path)
+    for what, kind in (("names", "Argument"), ("outputs", "Argument"), ("turned", "Shape"), ("shared", "Argument")):
+        assert first[what][0].startswith(f"{kind}Error"), first[what][0]
+        assert second[what][0].startswith("RankError") and "rank 0: refused its inputs" in second[what][0]
+        assert max(first[what][1], second[what][1]) < 10, "nobody waits until the time is up"
+        assert first[what][2] == second[what][2] != 0 and second[what][3] == 0, "and nothing is written"
 
 
 def test_lists_of_the_host_go_with_a_call_to_the_other_ranks(tmp_path: Path):
