@@ -795,16 +795,3 @@ class Wide(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
-
-
-class Written(nn.Module):
-    """Adds into an input what two layers make of another, and gives that."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, into: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        into.add_(self.down(torch.tanh(self.up(x))))
-        return into * 2

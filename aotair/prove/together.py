@@ -25,7 +25,7 @@ from aotair_runtime.format.mesh import (
 )
 from aotair_runtime.format.schema import Program
 from aotair_runtime.model import Model
-from aotair_runtime.ranks.party import REFUSED
+from aotair_runtime.ranks.calls import REFUSED
 from aotair_runtime.settings import Settings
 from aotair_runtime.weights.golden import Comparison, replay_golden
 

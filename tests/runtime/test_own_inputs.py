@@ -3,6 +3,7 @@ answers."""
 
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ from rank_processes import said, started
 from rank_scenarios import ids
 
 import aotair
-from aotair_runtime.artifact.open import read_program
+from aotair.prove.prove import all_on_host
+from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.call.buckets import choose
-from aotair_runtime.ranks.common_sizes import common_sizes
+from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.errors import ShapeError
+from aotair_runtime.format.text import summary
+from aotair_runtime.ranks.calls import common_sizes
 
 
 def own_calls(replica: int) -> list[tuple[int, int]]:
@@ -63,11 +68,32 @@ def test_each_rank_has_its_own_answers(tmp_path: Path, clone_input: int):
 
 def test_what_may_not_differ_is_refused_on_every_rank(tmp_path: Path):
     path = aotair.build(routed.recipe(dp=2, tp=2), tmp_path / "a.aotair")
+    assert "along dp=2 each rank is called with inputs of its own" in summary(read_program(path))
     for rank, one in enumerate(said(started(4, "with_own_inputs", tmp_path, path, 2), tmp_path)):
         check_answers(one, path, 2)
         assert one["too_large"].startswith("RankError" if rank else "ShapeError")
         assert rank == 0 or "rank 0: refused its inputs" in one["too_large"]
         assert one["within"].startswith("RankError") and "other sizes along dp=2 alone" in one["within"]
+
+
+def test_no_bucket_that_holds_all_is_said_on_every_rank(tmp_path: Path):
+    """Each of the two calls has its bucket; together they have none. Nothing has run: the next call is good."""
+    buckets = [{"batch": 1, "seq": 8}, {"batch": 3, "seq": 4}]
+    path = aotair.build(routed.recipe(dp=2) | {"buckets": buckets}, tmp_path / "a.aotair")
+    model = routed.Routed().eval().requires_grad_(False)
+    with all_on_host(open_artifact(path), Allowed()) as ranks, ThreadPoolExecutor(2) as threads:
+        entries = [one.entry_points["forward"] for one in ranks.models]
+
+        def refused(entry, size: tuple[int, int]) -> str:
+            with pytest.raises(ShapeError) as caught:
+                entry.flat([ids(*size)])
+            return caught.value.what
+
+        said_ = [*threads.map(refused, entries, [(1, 8), (3, 4)])]
+        assert said_[0] == said_[1] and said_[0].endswith("which is what the inputs of all ranks come to")
+        for got in threads.map(lambda entry: entry.flat([ids(1, 4)])[0], entries):
+            model.before.zero_()
+            torch.testing.assert_close(got, model(ids(1, 4)), atol=1e-5, rtol=1e-5)
 
 
 # ---- which sizes -----------------------------------------------------------------------------------------------------

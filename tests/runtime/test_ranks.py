@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import MODELS, RECIPES, SHARED_DECODE
+from cases import RECIPES, SHARED_DECODE
 from models import Deep, Shared
 from rank_processes import checkpoints, reloaded, said, started
 from rank_scenarios import decode_inputs, ids
+from written import WRITTEN
 
 import aotair
 from aotair.model.load import load_model
@@ -19,17 +20,6 @@ from aotair.recipe.read import parse_recipe
 from aotair_runtime.errors import ArgumentError, RankError
 from aotair_runtime.memory.sizes import tensor_bytes
 
-WRITTEN = {
-    "name": "written",
-    "model": {"factory": f"{MODELS}:Written"},
-    "inputs": {
-        "into": {"shape": [2, 8], "dtype": "float32", "mutated": True},
-        "x": {"shape": [2, 8], "dtype": "float32"},
-    },
-    "buckets": {},
-    "mesh": {"tp": 2},
-    "parallel": {"up": "colwise", "down": "rowwise"},
-}
 SIZES = [(batch, seq) for batch in (1, 2, 3) for seq in (1, 4)]
 
 
@@ -75,7 +65,8 @@ def test_all_ranks_answer_as_the_original_and_refuse_what_differs(shared: Path, 
 def test_what_a_rank_refuses_before_it_looks_at_sizes_is_told_to_the_others(tmp_path: Path):
     path = aotair.build(WRITTEN, tmp_path / "a.aotair")
     first, second = said(started(2, "refuses_first", tmp_path, path), tmp_path)
-    for what, kind in (("names", "Argument"), ("outputs", "Argument"), ("turned", "Shape"), ("shared", "Argument")):
+    kinds = {"again": "Argument", "names": "Argument", "outputs": "Argument", "turned": "Shape", "shared": "Argument"}
+    for what, kind in kinds.items():
         assert first[what][0].startswith(f"{kind}Error"), first[what][0]
         assert second[what][0].startswith("RankError") and "rank 0: refused its inputs" in second[what][0]
         assert max(first[what][1], second[what][1]) < 10, "nobody waits until the time is up"

@@ -82,11 +82,12 @@ class Entry:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         plain = len(args) == self._plain and not kwargs and (len(args) > 1 or isinstance(args[0], torch.Tensor))
-        values = args if plain else self._given(args, kwargs)
-        return self._pack(self.flat(values))  # type: ignore[arg-type]  # `flat` refuses what is no tensor
+        values: tuple[Any, ...] | list[Any] = args if plain else self._given(args, kwargs)
+        return self._pack(self.flat(values))
 
-    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
-        """The arguments of a call that is about to be made, in the signature's order. Raises ArgumentError."""
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any] | tuple[Any, ...]:
+        """The arguments of a call that is about to be made, in the signature's order; `flat` looks at what they are.
+        Raises ArgumentError."""
         return self._signature.ordered(args, kwargs)
 
     def ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
@@ -145,8 +146,7 @@ class Entry:
 
     def named_outputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One call with inputs by name; the outputs by their names in the structure (`structure.leaf_names`)."""
-        given: list[torch.Tensor] = self._given((), inputs)  # type: ignore[assignment]  # `flat` refuses others
-        return dict(zip(leaf_names(self.spec.structure), self.flat(given), strict=True))
+        return dict(zip(leaf_names(self.spec.structure), self.flat(self._given((), inputs)), strict=True))
 
     @property
     def inputs(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,8 @@ from ..devices.groups import PartedError
 from ..errors import AotairError, CallError, RankError, ShapeError, causes
 from ..format.schema import EntryPoint
 from ..memory.overlap import Spans, span
-from ..ranks.party import REFUSED, Party
+from ..ranks.calls import REFUSED
+from ..ranks.party import Party
 from .buckets import choose, read_sizes
 from .call_plan import shape_of
 from .entry import Entry
@@ -47,7 +49,7 @@ class RankedEntry(Entry):
             # Other ranks' own inputs may be larger, and all of them run one bucket.
             return self.agreed(tensors, self._bucket_of_all(tuple(common)) if self._own_sizes else None)
 
-    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+    def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any] | tuple[Any, ...]:
         with self._lock, self._refusals_told():
             return super()._given(args, kwargs)
 
@@ -80,9 +82,11 @@ class RankedEntry(Entry):
 
     def _sizes_as_before(self, tensors: Tensors) -> tuple[int, ...]:
         """Those of a call with these inputs, which are looked at one by one where such have not come before."""
-        if self._has_hosts or self._mutated:  # where the latter lie matters, too
+        if self._has_hosts:
             return self.sizes(tensors)
         try:
+            if self._mutated and not self._lie_as_before(tensors):
+                return self.sizes(tensors)
             looks = tuple([(one.shape, one.dtype, one.device, one.layout) for one in tensors])
             found = self._fitting.get(looks)
         except (AttributeError, RuntimeError, TypeError):  # of what is no tensor, or one of several shapes
@@ -92,6 +96,15 @@ class RankedEntry(Entry):
             if len(self._fitting) < _MOST_FITTING:
                 self._fitting[looks] = found
         return found
+
+    def _lie_as_before(self, tensors: Tensors) -> bool:
+        """Whether the mutated inputs are those of the last call, and the others have its shapes. Raises ArgumentError
+        where one of the others then shares memory with them."""
+        last, users = self._plans.last, self._take_users(tensors)
+        if last is None or [x.shape for x in users] != last.shapes or not self._in_the_same_place(last, tensors):
+            return False
+        self._signature.refuse_shared(last.written, users)
+        return True
 
     def sizes(self, tensors: Tensors) -> tuple[int, ...]:
         """Those of a call with these inputs. Raises a subclass of CallError where it cannot be made."""

@@ -19,7 +19,7 @@ from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ArgumentError, ClosedError, RankError, in_line
 from ..format.mesh import mesh_text, partners, ranks_of, replica_of, spoken_axes
 from ..format.schema import Axis, Program
-from .common_sizes import common_sizes
+from .calls import MOST_SHOWN, called_differently, common_sizes
 from .lines import Lines, Listener, connected
 from .members import Board, Member, odd_ones, ranks_text
 from .words import SilentError, Words, opened, shared
@@ -28,8 +28,7 @@ TIMEOUT = 300.0  # seconds
 _MOST_TIMEOUT = 1e7
 _COME = 10.0  # seconds until a rank of the same host is connected that was told to
 _GRACE = 5.0  # seconds that a rank has, at the most, to say why it goes on no more
-REFUSED, _DONE, _FAILED = -1, -2, -3  # what a rank says instead of the number of an entry point
-_MOST_SHOWN = 8
+_DONE, _FAILED = -2, -3  # what a rank says instead of the number of an entry point, beside REFUSED
 _FOREVER = timedelta(days=3650)  # a rank that follows has nothing to do until it is driven
 
 
@@ -181,33 +180,13 @@ class Processes:
         if (common := common_sizes(said, self._replicas, len(sizes), fixed)) is not None:
             return common
         self._refuse_failed(said)
-        texts = [f"rank {rank}: {self._asked(one)}" for rank, one in zip(self._callers, said, strict=True)]
-        raise RankError(
-            "the ranks were called differently, and none of them has run",
-            expected=self._expected(),
-            got="; ".join(texts[:_MOST_SHOWN]) + ("; …" if len(texts) > _MOST_SHOWN else ""),
-            fix=self._fix(),
-        )
+        raise called_differently(said, self._callers, self._dims, self._own_axes())
 
-    def _asked(self, said: Sequence[int]) -> str:
-        """What a rank was called with, or did."""
-        if said[0] < 0:
-            return "refused its inputs" if said[0] == REFUSED else "something else"
-        return f"entry point {said[0]}, sizes {list(said[1 : 1 + len(self._dims[said[0]])])}"
-
-    def _expected(self) -> str:
+    def _own_axes(self) -> str:
+        """Along which of its axes the ranks that make this call have inputs of their own; empty where none has."""
         if len({*self._replicas}) == 1:
-            return "the same entry point with inputs of the same sizes on every rank"
-        own = mesh_text([self.mesh[number] for number in self._own])
-        padded = ", ".join(dict.fromkeys(dim.name for dims in self._dims for dim in dims if dim.paddable)) or "none"
-        return f"the same entry point on every rank; other sizes along {own} alone, of dimensions with pad: {padded}"
-
-    def _fix(self) -> str:
-        if len({*self._replicas}) > 1:
-            return "call every rank at the same time; one that has nothing to do makes the call with any legal inputs"
-        return (
-            "call every rank with the same inputs; Model.driver() on rank 0 and Model.follow() on the others sends them"
-        )
+            return ""
+        return mesh_text([self.mesh[number] for number in self._own])
 
     @contextlib.contextmanager
     def all_or_none(self, what: str) -> Iterator[None]:
@@ -238,7 +217,7 @@ class Processes:
         heard = {rank: json.loads(told) for rank, told in self.board.hear(name, self._callers).items()}
         common, odd = odd_ones({rank: text for rank, (text, _) in heard.items()}, heard[self._callers[0]][0])
         if odd:
-            shown = "; ".join(f"rank {rank}: {in_line(heard[rank][1])[:200]}" for rank in odd[:_MOST_SHOWN])
+            shown = "; ".join(f"rank {rank}: {in_line(heard[rank][1])[:200]}" for rank in odd[:MOST_SHOWN])
             others = next(where for text, where in heard.values() if text == common)
             raise RankError(
                 f"{ranks_text(odd)} came with other {what} than the others",
