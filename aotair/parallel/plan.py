@@ -27,6 +27,7 @@ _THEIR_NAMES = {
 }
 _EXPERTS = ("expert", "expert_width")
 _OWN_PLAN = "auto"
+_AXES = {DISPATCH: "dp", STAGES: "pp"}
 _OUTSIDE = ("vocabulary", "gathered")
 
 
@@ -107,7 +108,7 @@ def _usual(style: str, axes: Mapping[str, Place], where: str) -> Place | None:
     for stages, else `tp`; and where there is none, `pp` for what stands before and after all layers."""
     if style in _EXPERTS and "ep" in axes:
         return axes["ep"]
-    own = "dp" if style == DISPATCH else "pp" if style == STAGES or (style in _OUTSIDE and "tp" not in axes) else "tp"
+    own = _AXES.get(style, "pp" if style in _OUTSIDE and "tp" not in axes else "tp")
     if own not in axes and where and style != "replicate":
         raise ModelError(
             f"parallel: {style} has no axis",

@@ -18,7 +18,7 @@ from ..errors import ModelError, user_frame
 from ..model.tied_names import JOINED
 from .plan import Planned, own_plan, planned, units_of
 from .stages import STAGES, keep_first_stage, named_tensors
-from .styles import DISPATCH, STYLES, CannotCut, Cut, Place, share_out
+from .styles import STYLES, CannotCut, Cut, Place, share_out
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             fix="choose numbers of ranks that divide the model's heads and widths, and styles for plain layers",
         )
     splitter.cut_states()
-    dispatched = (one.place.number for one in plan if one.style == DISPATCH and one.name not in splitter.kept)
-    apart = tuple(sorted({*dispatched}))
-    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages, apart)
+    inputs = tuple(sorted(splitter.own_inputs))
+    return Split(own, splitter.parts, tuple(mesh), splitter.kept, splitter.styles, splitter.stages, inputs)
 
 
 def _has_stages(mesh: Sequence[Axis]) -> bool:
@@ -107,6 +106,7 @@ class _Splitter:
         self.kept: dict[str, str] = {}
         self.styles: dict[str, int] = {}
         self.stages: dict[str, tuple[str, ...]] = {}
+        self.own_inputs = set[int]()
         self._cut: dict[int, tuple[Shard, nn.Parameter]] = {}  # by the whole parameter: tied ones are cut once
 
     def share_out(self, plan: Sequence[Planned]) -> None:
@@ -156,10 +156,12 @@ class _Splitter:
         module = self._model.get_submodule(one.name)
         for cut in cuts:
             self._put(module, one.name, cut)
-        share_out(module, STYLES[one.style], one.place)
-        if one.style in ("expert", DISPATCH):
-            experts: Any = module
-            experts.num_experts //= one.place.size
+        style = STYLES[one.style]
+        share_out(module, style, one.place)
+        if style.divided:
+            setattr(module, style.divided, getattr(module, style.divided) // one.place.size)
+        if style.own_inputs:
+            self.own_inputs.add(one.place.number)
         self.styles[one.style] = self.styles.get(one.style, 0) + 1
 
     def _put(self, module: nn.Module, path: str, cut: Cut) -> None:

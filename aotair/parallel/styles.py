@@ -51,10 +51,14 @@ Plan = Callable[[nn.Module, Place, int], Iterator[Cut]]
 
 @dataclass(frozen=True)
 class Style:
-    """`cuts` says how a module's tensors are cut, and raises CannotCut; `mixed`: what its class gets in front."""
+    """`cuts` says how a module's tensors are cut, and raises CannotCut; `mixed`: what its class gets in front;
+    `divided`: the module's attribute that counts what ranks share out; `own_inputs`: whether its ranks are called with
+    inputs of their own."""
 
     cuts: Plan
     mixed: type | None = None
+    divided: str = ""
+    own_inputs: bool = False
 
 
 def _all_reduce(x: Tensor, axis: str) -> Tensor:
@@ -263,8 +267,8 @@ STYLES: dict[str, Style] = {
     "rowwise_of_all": Style(_inputs_of_all, SummedOfAll),
     "vocabulary": Style(_rows, LookedUp),
     "expert_width": Style(_experts_width, ExpertsSummed),
-    "expert": Style(_experts_number, ExpertsSummed),
-    DISPATCH: Style(_experts_number, ExpertsDispatched),
+    "expert": Style(_experts_number, ExpertsSummed, "num_experts"),
+    DISPATCH: Style(_experts_number, ExpertsDispatched, "num_experts", own_inputs=True),
     "replicate": Style(_whole),
 }
 
