@@ -13,10 +13,9 @@ import torch
 from aotair_runtime.artifact.asked import Asked
 from aotair_runtime.artifact.checkpoint import some
 from aotair_runtime.artifact.open import Artifact, open_artifact
-from aotair_runtime.call.buckets import choose, read_sizes
+from aotair_runtime.call.buckets import read_sizes
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.devices import open_device
-from aotair_runtime.errors import ShapeError
 from aotair_runtime.format.mesh import mesh_text, part_of, parts_of, ranks_of
 from aotair_runtime.format.schema import Bucket, PaddingProof, Program, Proof, Tolerance
 from aotair_runtime.format.sizes import describe
@@ -32,6 +31,7 @@ from ..recipe.job import Job
 from ..share import one_thread, shared_out
 from .apart import Apart, Seen, apart, least
 from .lived import Lived
+from .reduced import reduced_sizes
 from .replicas import Others, random_others
 from .runs import Run, Runner
 from .tilts import rounding, tilted, tilts
@@ -229,6 +229,14 @@ class _Shown:
             units=max(proof.units, self.units),
             padding=(*proof.padding, *self.padding),
         )
+
+
+def _sample(runs: Sequence[tuple[tuple[int, ...], int]]) -> Sequence[tuple[tuple[int, ...], int]]:
+    """The last runs, of which one has the smallest sizes that there are."""
+    found = list(runs[-_SAMPLED:])
+    if runs and (least := min(runs, key=lambda run: run[0])[0]) not in [sizes for sizes, _ in found]:
+        found[0] = next(run for run in reversed(runs) if run[0] == least)
+    return found
 
 
 class _Prover:
@@ -430,51 +438,17 @@ class _Prover:
         """Real sizes and the number of a tilt for each run: values as they come along each dimension, then the others
         along all dimensions at once, in turn with the smallest sizes and one short of the bucket's; at least as many as
         there are poisons."""
-        along, together = self._reduced_sizes(number, bucket)
+        along, together = reduced_sizes(self._entry, number, self._has_own_inputs)
         runs = [(sizes, 0) for sizes in along]
         if together:
             tried = len(tilts(self._job.inputs_at(dict(zip(self._job.dims(), bucket.sizes)))))
             count = max(tried - 1, poisons - len(runs))
             runs += [(together[k % len(together)], k % tried) for k in range(1, count + 1)]
-        yield from runs[-_SAMPLED:] if self._sampled else runs
-
-    def _reduced_sizes(self, number: int, bucket: Bucket) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Sizes of calls that this bucket would serve with padding: the smallest along each dimension; and along all of
-        them at once, the smallest, and one less than the bucket's. Where other ranks' inputs may be larger, calls that
-        a smaller bucket would serve are served too."""
-        smallest = [self._smallest(bucket)] + ([self._smallest(bucket, alone=False)] if self._has_own_inputs else [])
-        short = [
-            max(least, size - 1) if dim.paddable else size
-            for dim, size, least in zip(self._entry.dims, bucket.sizes, smallest[0], strict=True)
-        ]
-        along = [
-            (*bucket.sizes[:axis], least[axis], *bucket.sizes[axis + 1 :])
-            for least in smallest
-            for axis, dim in enumerate(self._entry.dims)
-            if dim.paddable
-        ]
-        fits = lambda sizes: sizes != bucket.sizes and self._serves(number, sizes)  # noqa: E731
-        together = dict.fromkeys((*smallest[::-1], tuple(short)))
-        return list(filter(fits, dict.fromkeys(along))), list(filter(fits, together)) or list(filter(fits, along))
-
-    def _smallest(self, bucket: Bucket, alone: bool = True) -> tuple[int, ...]:
-        """The smallest sizes that no smaller bucket holds; not `alone`: that a call may have at all."""
-        found = list(bucket.sizes)
-        for axis, dim in enumerate(self._entry.dims):
-            below = [b.sizes[axis] for b in self._entry.buckets if alone and b.sizes[axis] < bucket.sizes[axis]]
-            if dim.paddable:
-                found[axis] = max(max(below, default=0) + 1, dim.least)
-        return tuple(found)
+        yield from _sample(runs) if self._sampled else runs
 
     @property
     def _has_own_inputs(self) -> bool:
         return bool(self.runner.model.program.own_inputs)
-
-    def _serves(self, number: int, sizes: tuple[int, ...]) -> bool:
-        try:
-            return choose(self._entry, sizes) == number or self._has_own_inputs
-        except ShapeError:
-            return False
 
     def _fill(
         self, real: Mapping[str, torch.Tensor], bucket: Bucket, chosen: Mapping[str, Poison], stream: int

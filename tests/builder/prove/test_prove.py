@@ -12,7 +12,7 @@ from aotair.errors import ProofError
 from aotair.export.export import export
 from aotair.pack import lay_down
 from aotair.program import build_program
-from aotair.prove.prove import Proved, _Prover, on_host, prove
+from aotair.prove.prove import Proved, _Prover, _sample, on_host, prove
 from aotair.prove.runs import Runner
 from aotair_runtime.artifact.open import Artifact, open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
@@ -371,12 +371,13 @@ def test_there_are_as_many_runs_as_poisons_at_least(tmp_path):
     assert len(turns) == 12 and [tilt for _, tilt in turns] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]
 
 
-def test_where_together_is_another_buckets_each_dimension_is_padded_alone(tmp_path):
-    """Two buckets, of which no call that is smaller along both takes the larger one."""
-    found = prover(tmp_path, {"x": shaped("n", "m", pad=0)}, {"n": [2, 4], "m": [3]})
-    small, large = found._entry.buckets
-    assert found._reduced_sizes(0, small) == ([(1, 3), (2, 1)], [(1, 1), (1, 2)])
-    assert found._reduced_sizes(1, large) == ([(3, 3), (4, 1)], [(3, 1), (3, 2)])
+def test_a_sample_has_the_smallest_sizes(tmp_path):
+    found = prover(tmp_path, {"x": ROWS | {"pad": "any"}}, {"n": [4]})
+    (bucket,) = found._entry.buckets
+    found._sampled = True
+    assert list(found._turns(0, bucket, 1)) == [((3,), 5), ((1,), 6)]
+    assert _sample([((1, 2), 0), ((1, 2), 1), ((3, 1), 2), ((3, 2), 3)]) == [((1, 2), 1), ((3, 2), 3)]
+    assert _sample([((2,), 0)]) == [((2,), 0)] and _sample([]) == []
 
 
 def test_a_poison_that_shows_where_the_runtimes_own_padding_does_not_is_seen(tmp_path):
