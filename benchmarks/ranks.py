@@ -1,6 +1,7 @@
 """Artifacts of several ranks, in processes on this machine over Gloo: tokens, sizes, meeting, lost ranks.
 
-Tokens are those of transformers' generate on one rank; SmolLM2's weights are real ones (`make chat`), and its prompts
+Tokens are those of transformers' generate on one rank, also where replicas share out experts and each has prompts of
+its own; SmolLM2's weights are real ones (`make chat`), and its prompts
 questions. `--only tokens | sizes | meet | calls | lost | host`;
 `--models` for the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator
 FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated

@@ -74,6 +74,12 @@ class Unlike(Routed):
         return self.pairs(*given)[0] + self.numbered(torch.ones(()), *given)
 
 
+def npu_recipe(**mesh: int) -> dict:
+    """That of halves on NPUs."""
+    model = {"factory": f"{Path(__file__).resolve()}:Routed", "dtype": "float16"}
+    return recipe(**mesh) | {"model": model, "target": {"device": "npu"}, "verify": {"atol": 2e-2, "rtol": 2e-2}}
+
+
 def recipe(fault: str = "", **mesh: int) -> dict:
     """Its recipe; `up` and `down` are cut where there is a `tp`."""
     styles = {name: style for name, style in STYLES.items() if name == "experts" or "tp" in mesh}

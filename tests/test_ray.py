@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import routed
 import torch
 from cases import ROOT
 from marks import long
@@ -117,3 +118,7 @@ def test_what_cannot_be_served_is_refused(built: Callable[[str], Path], folder: 
     with pytest.raises(ArgumentError, match="are replicas") as caught:
         app(Options(artifact=str(path)))
     assert caught.value.got == "dp=2" and "num_replicas" in caught.value.fix
+    path = aotair.build(routed.recipe(dp=2), tmp_path / "routed.aotair")
+    with pytest.raises(ArgumentError, match="inputs of their own") as caught:
+        app(Options(artifact=str(path)))
+    assert caught.value.got == "dp=2" and "torchrun" in caught.value.fix

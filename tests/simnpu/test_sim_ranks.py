@@ -124,9 +124,7 @@ def test_products_that_meet_other_ranks(ranks: Ranks, tmp_path: Path, nz: bool):
 
 def test_replicas_that_share_out_their_experts(ranks: Ranks, tmp_path: Path):
     """Each has calls of its own sizes, and runs the graph that holds those of both."""
-    half = {"factory": f"{Path(routed.__file__).resolve()}:Routed", "dtype": "float16"}
-    changed = {"model": half, "target": {"device": "npu"}, "verify": {"atol": 2e-2, "rtol": 2e-2}}
-    recipe = routed.recipe(dp=2) | changed
+    recipe = routed.npu_recipe(dp=2)
     path = aotair.build(recipe, tmp_path / "a.aotair")
     sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
     inputs = [[torch.randint(24, size) for size in each] for each in sizes]
