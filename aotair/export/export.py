@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,6 @@ from aotair_runtime.format.torch_names import dtype
 
 from ..errors import ModelError, SizesError, UnsupportedError, user_frame
 from ..graph.fake import quiet_torch
-from ..graph.kept_whole import KEPT_WHOLE
 from ..model.aliases import refuse_layouts, refuse_shared_writes
 from ..model.arguments import MethodArguments, plain_defaults
 from ..model.hidden_state import hidden_tensors
@@ -21,6 +20,7 @@ from ..model.reference import calling
 from ..model.tied_names import names_of
 from ..recipe.entry import EntryJob
 from .classify import classify
+from .composites import taken_apart
 from .exported import Exported
 from .guards import Assumptions, Size, assumptions_of, guard_lines, shape_env
 from .host_inputs import with_host_inputs
@@ -68,7 +68,7 @@ def _exported(model: torch.nn.Module, job: EntryJob, sizes: Mapping[str, int], d
     try:
         with quiet_torch(), torch.no_grad(), calling(model, job.method), _with_inputs(model, job):
             program = torch.export.export(model, (), examples, dynamic_shapes=shapes, strict=False)
-            program = program.run_decompositions(_composites_to_decompose())
+            program = taken_apart(program)
     except (ModelError, SizesError):  # of the recipe's arguments; of what is known to have no graph for all sizes
         raise
     except Exception as error:
@@ -120,12 +120,3 @@ def _with_inputs(model: torch.nn.Module, job: EntryJob) -> Iterator[None]:
         del model.forward
         if had is not None:
             model.forward = had
-
-
-def _composites_to_decompose() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return {
-        op: decomposition
-        for op, decomposition in torch.export.default_decompositions().items()
-        if has(op.name(), "CompositeImplicitAutograd") and op._schema.name.split("::")[1] not in KEPT_WHOLE
-    }
