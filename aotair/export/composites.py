@@ -21,9 +21,11 @@ def taken_apart(program: ExportedProgram) -> ExportedProgram:
     apart as the dispatcher does. A torch that cannot be told so makes the same graph the long way.
     """
     if not hasattr(exported_program, _ASKED):
-        return program.run_decompositions(_decompositions())
+        made: ExportedProgram = program.run_decompositions(_decompositions())
+        return made
     with _told_of(_kept()):
-        return program.run_decompositions({})
+        made = program.run_decompositions({})
+    return made
 
 
 @contextlib.contextmanager

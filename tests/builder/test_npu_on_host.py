@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from marks import long
 from nodes import for_device
 
 import aotair
@@ -26,7 +27,7 @@ def fresh(*arguments: object) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
-@pytest.mark.parametrize("package", ["aotair", "aotair_runtime as aotair, aotair as both"])
+@pytest.mark.parametrize("package", ["aotair", long("aotair_runtime as aotair, aotair as both")])
 def test_load(for_npu, name, package):
     script = f"""
 import sys

@@ -7,6 +7,7 @@ import pytest
 import quantised_layouts as layouts
 import quantised_tools as tools
 import torch
+from marks import long
 from nodes import Node
 from quantised_cases import (
     AWQ,
@@ -223,9 +224,9 @@ def reloads(folder: Path, want) -> None:
     "options, more",
     [
         ({}, {}),
-        ({"bits": 8}, {"bits": 8}),
+        long({"bits": 8}, {"bits": 8}),
         ({"version": 2}, {"checkpoint_format": "gptq_v2"}),
-        ({"shuffled": True}, {"desc_act": True}),
+        long({"shuffled": True}, {"desc_act": True}),
         ({"shuffled": True, "bits": 8}, {"desc_act": True, "bits": 8}),
     ],
     ids=lambda part: ", ".join(map(str, part)) or "plain",

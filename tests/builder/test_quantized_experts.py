@@ -148,7 +148,7 @@ def test_every_mixture_has_experts_of_int8(name):
     assert not torch.equal(got, want) and (got - want).norm() <= 0.1 * want.norm()
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])  # with groups of experts, and with biases
+@pytest.mark.parametrize("name", [long("deepseek_v3"), "gpt_oss"])  # with groups of experts, and with biases
 def test_mixtures_build_with_experts_of_int8(name, tmp_path):
     summary = build_with_summary(asked(name), tmp_path / "x.aotair", Listener())
     made = summary.quantised
@@ -195,7 +195,9 @@ def of_experts(path: Path) -> list:
     ]
 
 
-@pytest.mark.parametrize("device, dtype, share", [("cpu", "float32", 4), ("cpu", "bfloat16", 2), ("npu", "float16", 2)])
+@pytest.mark.parametrize(
+    "device, dtype, share", [("cpu", "float32", 4), long("cpu", "bfloat16", 2), ("npu", "float16", 2)]
+)
 def test_the_floats_of_experts_are_not_stored(device, dtype, share, tmp_path):
     whole = asked("mixtral", device=device, dtype=dtype, layers=1)
     # Nothing is padded here: in bfloat16 another number of rows may choose another of two experts that are as good.
@@ -220,7 +222,7 @@ def unpadded(spec: dict) -> dict:
     return {key: part for key, part in spec.items() if key != "pad"} | {"shape": [2, 8]}
 
 
-@pytest.mark.parametrize("device, dtype", [("cpu", "float32"), ("npu", "float16")])
+@pytest.mark.parametrize("device, dtype", [("cpu", "float32"), long("npu", "float16")])
 def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(device, dtype, tmp_path):
     checkpoint = tmp_path / "model.safetensors"
     other = Mixture("mixtral", seed=1, layers=1).to(getattr(torch, dtype))
@@ -235,7 +237,7 @@ def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(device, dt
     assert torch.equal(model(ids, mask), call(fresh, ids, mask)) and not torch.equal(before, model(ids, mask))
 
 
-@pytest.mark.parametrize("mesh", [{"ep": 2}, {"tp": 2}, {"tp": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [long({"ep": 2}), long({"tp": 2}), {"tp": 2, "ep": 2}], ids=str)
 def test_ranks_share_out_experts_of_int8(mesh, tmp_path):
     data = asked("mixtral", layers=1) | {"mesh": mesh}
     shared = build_with_summary(data, tmp_path / "x.aotair", Listener()).shared_out

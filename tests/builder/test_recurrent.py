@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from marks import long
 
 import aotair
 from aotair.builder import plan
@@ -57,7 +58,7 @@ def test_layers_along_time(kind, options, tmp_path):
             torch.testing.assert_close(model(x), original(x), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("device", ["npu", "cuda"])
+@pytest.mark.parametrize("device", ["npu", long("cuda")])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_layers_on_other_devices(kind, options, device, tmp_path):
     """Built, and proved on the host's kernels, whichever way they go."""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from nodes import Node
+from once import made_once
 from weight_arithmetic import OPS, USES, WIDTH, made
 
 import aotair
@@ -52,9 +53,12 @@ def close(node: Node, model, original: torch.nn.Module) -> None:
 
 
 @pytest.fixture
-def merged(node, tmp_path: Path):
+def merged(node, common_folder: Path):
     """A loaded model with derived weights."""
-    with aotair.load(built(node, tmp_path / "m.aotair", made(MERGED, TWICE, 0)), device=node.kind) as model:
+    path = made_once(
+        common_folder / f"merged_{node.kind}.aotair", lambda path: built(node, path, made(MERGED, TWICE, 0))
+    )
+    with aotair.load(path, device=node.kind) as model:
         yield model
 
 
