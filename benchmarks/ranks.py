@@ -42,10 +42,14 @@ MODELS: dict[str, Sequence[Mapping[str, int]]] = {
     "deepseek_v3": ({"tp": 2}, {"tp": 4}, {"ep": 2}, {"pp": 2}),
     REAL: ({"tp": 2}, {"tp": 3}),
 }
-DISPATCHED = {"*": "auto", "*.experts": "expert_dispatch"}  # replicas with prompts of their own share out the experts
-SHARED_EXPERTS: dict[str, Sequence[Mapping[str, int]]] = {
-    "qwen3_moe": ({"dp": 2}, {"dp": 2, "tp": 2}),
-    "deepseek_v3": ({"dp": 2},),
+OTHERWISE: Mapping[str, Mapping[str, str]] = {
+    "experts of all replicas": {"*": "auto", "*.experts": "expert_dispatch"},  # which have prompts of their own
+    "rows between blocks": {"*": "auto", "*layernorm": "sequence", "*model.norm": "sequence"},
+}
+SHARED_OTHERWISE: dict[str, Sequence[tuple[str, Mapping[str, int]]]] = {
+    "llama": (("rows between blocks", {"tp": 2}), ("rows between blocks", {"tp": 4})),
+    "qwen3_moe": (("experts of all replicas", {"dp": 2}), ("experts of all replicas", {"dp": 2, "tp": 2})),
+    "deepseek_v3": (("experts of all replicas", {"dp": 2}),),
 }
 SMALL = Path(__file__).parent.parent / "tests" / "models.py"
 
@@ -138,23 +142,23 @@ def _tokens(folder: Path, given: Any) -> Iterator[Row]:
     for name in given.models:
         prompts, want = _wanted(name)
         (asked := folder / "prompts.json").write_text(json.dumps(prompts))
-        for mesh, parallel in _shared_out(name):
-            out = folder / f"{_file_name(name, mesh)}{'' if parallel == 'auto' else '-shared'}.aotair"
-            artifact, seconds = _built(folder, name, dict(mesh), given.device, out, parallel)
+        for mesh, how in _shared_out(name):
+            out = folder / f"{_file_name(name, mesh)}{how and '-otherwise'}.aotair"
+            artifact, seconds = _built(folder, name, dict(mesh), given.device, out, OTHERWISE.get(how, "auto"))
             options_ = ("--device", given.device, "--prompts", asked)
             said = ranks(_count(mesh), "tokens", artifact, folder / "said", *options_, around=_simulated(given))
             missing = {"tokens": [[]] * len(prompts), "prompts": [0, len(prompts)]}
             wrong = [_unlike(one["tokens"], want[slice(*one["prompts"])]) for one in (o or missing for o in said)]
-            what = f"{name} {dict(mesh)}{'' if parallel == 'auto' else ' that share experts'}: wrong tokens, any rank"
+            what = f"{name} {dict(mesh)}{how and f', {how}'}: wrong tokens, any rank"
             row = Row(what, 0, max(wrong), "", f"built in {seconds:.0f} s")
             print(f"{row.what}: {row.value}", flush=True)
             yield row
 
 
-def _shared_out(name: str) -> Iterator[tuple[Mapping[str, int], object]]:
-    """The meshes of a model, and how the recipe has each shared out."""
-    yield from ((mesh, "auto") for mesh in MODELS.get(name, ({"tp": 2},)))
-    yield from ((mesh, DISPATCHED) for mesh in SHARED_EXPERTS.get(name, ()))
+def _shared_out(name: str) -> Iterator[tuple[Mapping[str, int], str]]:
+    """The meshes of a model, each with a key of OTHERWISE, or empty for the model's own plan."""
+    yield from ((mesh, "") for mesh in MODELS.get(name, ({"tp": 2},)))
+    yield from ((mesh, how) for how, mesh in SHARED_OTHERWISE.get(name, ()))
 
 
 def _wanted(name: str) -> tuple[list[list[int]], list[list[int]]]:

@@ -16,7 +16,7 @@ from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.origin import SPECIALISE, copied, made_by
 from ..graph.user_line import source
-from ..ops import experts, int4
+from ..ops import experts, int4, rows
 from ..target.out_variants import out_variant
 from ..target.target import HOST, Target
 from .bodies import NoBody, body, kernel_calls
@@ -94,7 +94,7 @@ def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> boo
     if op is int8_rows.OP:
         x = given[0][0]
         return isinstance(x, Node) and bool(x.meta["val"].shape[0] <= int8_rows.MOST_ROWS)
-    if op in experts.TAKEN_APART:
+    if op in experts.TAKEN_APART or op in rows.TAKEN_APART:
         return False
     if op in _ALWAYS or (_is_view(op) and op.namespace in target.allowed.known):
         return True

@@ -24,6 +24,7 @@ _THEIR_NAMES = {
     "embedding_rowwise": "vocabulary",
     "moe_tp_experts": "expert_width",
     "ep_dispatch_experts": "expert",
+    "sequence_parallel": "sequence",
 }
 _EXPERTS = ("expert", "expert_width")
 _OWN_PLAN = "auto"

@@ -16,6 +16,7 @@ from aotair_runtime.devices import collectives as _collectives  # noqa: F401 (de
 from aotair_runtime.format.schema import Shard
 
 from ..errors import ModelError
+from ..ops import rows as _rows_op  # noqa: F401 (defines the op)
 
 DISPATCH = "expert_dispatch"
 
@@ -256,6 +257,45 @@ def _experts_number(module: nn.Module, place: Place, units: int) -> Iterator[Cut
     yield Cut("first_expert", place.shard(0), torch.arange(0, number, number // place.size))
 
 
+# ---- what is made row by row ----------------------------------------------------------------------------------------
+
+
+def _own_rows(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
+    """No weight; each rank computes with all of them."""
+    yield _number(place)
+
+
+class ByRows(Shared):
+    """A module that makes each row, along the last dimension, of the same row of its input: each rank makes some, and
+    all ranks' are put together."""
+
+    rank_number: Tensor
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _has_rows(x) or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
+            raise _not_by_rows(self, "is given other things")
+        place = self.place
+        own = torch.ops.air.own_rows(x, self.rank_number, place.size, place.name)[(None,) * (x.dim() - 2)]
+        made = super().forward(own, *args, **kwargs)  # type: ignore[misc]  # of the class behind
+        if not _has_rows(made) or made.shape[:-1] != own.shape[:-1]:
+            raise _not_by_rows(self, "gives other things")
+        gathered: Tensor = torch.ops.air.all_rows(made, x.shape[:-1], place.size, place.name)
+        return gathered
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 1
+
+
+def _not_by_rows(module: Shared, what: str) -> ModelError:
+    return ModelError(
+        "parallel: sequence is for modules that make each row of a tensor of the same row of another, as norms do",
+        expected="one tensor of two dimensions or more as argument, and one with as many rows as result",
+        got=f"{type(module).__name__} {what}",
+        fix="let the module that is named compute nothing else, or share it out otherwise",
+    )
+
+
 def _whole(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     yield from ()
 
@@ -269,6 +309,7 @@ STYLES: dict[str, Style] = {
     "expert_width": Style(_experts_width, ExpertsSummed),
     "expert": Style(_experts_number, ExpertsSummed, "num_experts"),
     DISPATCH: Style(_experts_number, ExpertsDispatched, "num_experts", own_inputs=True),
+    "sequence": Style(_own_rows, ByRows),
     "replicate": Style(_whole),
 }
 

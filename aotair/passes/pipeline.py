@@ -31,6 +31,7 @@ from . import (
     remove_dead_code,
     remove_noop_ops,
     remove_self_copies,
+    scatter_sums,
     streams,
     weight_nz,
 )
@@ -123,6 +124,8 @@ PREPARE = (
     Pass("canonicalise", canonicalise.run),
     # Before fusion: what is computed twice has two users where a rule wants to see one.
     Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
+    # When what reads a sum counts once; before fusion, which looks for products beside the sums that are left.
+    Pass("scatter_sums", scatter_sums.run),
 )
 
 FINISH = (

@@ -436,8 +436,8 @@ class Recipe(Part):
         description="how modules are shared out over the mesh: auto, as transformers' model says; model: by the "
         "factory, called as factory(mesh=MESH) for each rank, with mesh=None for the whole; or names of modules, "
         "with * and ?, to colwise, rowwise, vocabulary, gathered, rowwise_of_all, expert, expert_width, "
-        "expert_dispatch, stages, replicate, of the axis tp (experts: ep, where there is one; expert_dispatch: dp; "
-        "stages: pp) or STYLE@AXIS; or to auto, as transformers' model says of these modules",
+        "expert_dispatch, sequence, stages, replicate, of the axis tp (experts: ep, where there is one; "
+        "expert_dispatch: dp; stages: pp) or STYLE@AXIS; or to auto, as transformers' model says of these modules",
     )
     verify: VerifyPart = Field(default_factory=VerifyPart, description="how the build proves the artifact")
     config: CompilerConfig = Field(default_factory=CompilerConfig, description="what is done to the graph")

@@ -1,0 +1,135 @@
+"""A sum over ranks of which each reads its own rows alone is scattered: `reduce_scatter` in the place of `all_reduce`.
+
+A module of the style `sequence` makes some rows on each rank, and all ranks' are put together behind it. What stands
+before it, sums over the ranks and what is added to them row by row, is then needed in part alone: between two blocks of
+a language model a rank keeps its rows of the residual (Korthikanti et al. 2022, section 4.2.2). An `all_reduce` is as
+long as a `reduce_scatter` and an `all_gather`; saved is what other ranks compute, and each has a product beside it with
+which an NPU makes it in one kernel.
+"""
+
+from collections.abc import Container
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import Node, map_arg
+
+from ..graph.alias import why_written, written_roots
+from ..graph.layers import Writer
+from ..graph.operand import op_of, operand
+from ..ops import rows
+from .edits import Edits
+
+_aten, _air = torch.ops.aten, torch.ops.air
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
+_COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+
+
+def run(module: torch.fx.GraphModule, edits: Edits) -> None:
+    graph = module.graph
+    axes = dict.fromkeys(reader.args[2:] for reader in graph.find_nodes(op="call_function", target=rows.OWN))
+    for ranks, axis in axes:
+        assert isinstance(ranks, int) and isinstance(axis, str)
+        _Axis(graph, ranks, axis, edits).scatter()
+
+
+class _Axis:
+    """What of a graph is read by rows along one axis of the mesh."""
+
+    def __init__(self, graph: torch.fx.Graph, ranks: int, axis: str, edits: Edits):
+        self._graph, self._ranks, self._axis, self._edits = graph, ranks, axis, edits
+        found = graph.find_nodes(op="call_function", target=rows.OWN)
+        self._readers = [reader for reader in found if reader.args[2:] == (ranks, axis)]
+        self._number = operand(self._readers[0], 1)
+        self._own: dict[Node, Node] = {}
+
+    def scatter(self) -> None:
+        """Compute the rank's own rows alone of all that leads from sums to what reads these."""
+        inside = self._read_in_part()
+        if not any(self._is_sum(node) for node in inside) or self._number.op != "placeholder":
+            return
+        for node in [one for one in self._graph.nodes if one in inside]:
+            self._own[node] = self._part_of(node, Writer(node, node, set()))
+        for reader in [one for one in self._readers if operand(one) in inside]:
+            reader.replace_all_uses_with(self._own[operand(reader)])
+            self._graph.erase_node(reader)
+        for node in reversed([one for one in self._graph.nodes if one in inside]):
+            if not node.users:  # their arguments would count them as readers
+                self._graph.erase_node(node)
+
+    def _read_in_part(self) -> set[Node]:
+        """The nodes that nothing but readers reads, directly or through each other, and of which rows can be made."""
+        inside, by_rows, written = set[Node](), set(self._readers), written_roots(self._graph)
+        for node in reversed(self._graph.nodes):
+            if self._is_sum(node):
+                if self._may(node, self._why_whole(node, by_rows, written)):
+                    inside.add(node)  # and is no reader by rows: of what it sums it needs all
+            elif _is_by_rows(node) and not self._why_whole(node, by_rows, written):
+                inside.add(node)
+                by_rows.add(node)
+        return inside
+
+    def _may(self, node: Node, why: str) -> bool:
+        if why:
+            self._edits.declined(node, why)
+            return False
+        return self._edits.may(node, "scattered: each rank reads its rows")
+
+    def _why_whole(self, node: Node, by_rows: Container[Node], written: Container[Node]) -> str:
+        readers = [user for user in node.users if user.target is not _aten.sym_size.int]
+        whole = next((user for user in readers if user not in by_rows), None)
+        if whole is not None or not readers:
+            return f"{whole.name} reads all of its rows" if whole is not None else "nothing reads it"
+        return why_written(node, written)
+
+    def _is_sum(self, node: Node) -> bool:
+        return (
+            node.op == "call_function"
+            and node.target is _air.all_reduce.default
+            and node.args[1:] == ("sum", self._axis)
+            and node.meta["val"].dim() > 1
+        )
+
+    def _part_of(self, node: Node, write: Writer) -> Node:
+        """The rank's rows of a node, as two dimensions."""
+        if self._is_sum(node):
+            return write.call(rows.SUM, operand(node), self._ranks, self._axis)
+        if node.target in _VIEWS:
+            return self._rows_of(operand(node), write)
+
+        def part(one: Node) -> Node:
+            return self._rows_of(one, write) if _has_rows(one) else one
+
+        args, kwargs = map_arg((node.args, node.kwargs), part)
+        return write.call(op_of(node), *args, **kwargs)
+
+    def _rows_of(self, node: Node, write: Writer) -> Node:
+        if node not in self._own:
+            self._own[node] = write.call(rows.OWN, node, self._number, self._ranks, self._axis)
+        return self._own[node]
+
+
+def _is_by_rows(node: Node) -> bool:
+    """Whether each row of a node's result is made of the same row of each operand that has rows."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return False
+    given = [one for one in node.all_input_nodes if _has_rows(one)]
+    if node.target in _VIEWS:
+        return len(given) == 1 and _have_one_width(given[0].meta["val"], value)
+    tags = set(node.target.tags)
+    if node.target not in _COPIES and (torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags):
+        return False
+    alike = all(statically_known_true(sym_eq(one.meta["val"].shape, value.shape)) for one in given)
+    return bool(given) and alike and not node.target._schema.is_mutable
+
+
+def _has_rows(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() > 1
+
+
+def _have_one_width(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """The last sizes are the same number: rows that lie behind each other stay what they are."""
+    return isinstance(x.shape[-1], int) and x.shape[-1] == y.shape[-1]
