@@ -11,6 +11,7 @@ from cases import MEETS_IN_PRODUCTS, RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SH
 from models import Deep, MeetsInProducts, Shared, SharesItself
 from rank_scenarios import decode_inputs
 from ranks import Ranks
+from row_models import IDS, PLAN, Blocks
 from torch_shares import SharedByTorch
 
 import aotair
@@ -54,6 +55,21 @@ def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_pa
         for number, got in enumerate(one["orders"]):
             assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4
+
+
+def test_a_residual_in_rows_is_that_of_the_original_in_any_order(ranks: Ranks, tmp_path: Path):
+    asked = {"inputs": IDS, "buckets": {"batch": [1, 3], "seq": [5]}, "parallel": PLAN, "mesh": {"tp": 2}}
+    path = aotair.build(model=Blocks(), out=tmp_path / "a.aotair", target={"device": "npu"}, **asked)
+    safetensors.torch.save_file(dict(Blocks().state_dict()), tmp_path / "same.safetensors")
+    inputs, model = [torch.randint(32, size) for size in ((1, 3), (3, 5))], Blocks()
+    for one in ranks.run(rankmodels.calls, str(path), inputs, SEEDS, str(tmp_path / "same.safetensors")):
+        for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
+            torch.testing.assert_close(got, model(given), atol=1e-5, rtol=1e-5)
+            assert torch.equal(got, after)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        # Of each call: three sums that are scattered, and the rows of three norms.
+        assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 6
 
 
 def test_stages_answer_as_the_original_in_any_order(ranks: Ranks, tmp_path: Path):

@@ -8,6 +8,7 @@ import torch
 from cases import ROOT
 from marks import long
 from met import collectives
+from row_models import IDS, PLAN, Blocks
 from torch import Tensor, nn
 
 import aotair
@@ -18,29 +19,6 @@ from aotair.recipe.read import read_recipe
 from aotair_runtime.artifact.open import open_artifact, read_program
 from aotair_runtime.confine.op_table import Allowed
 from aotair_runtime.format.schema import Axis
-
-PLAN = {"words": "vocabulary", "*.up": "colwise", "*.down": "rowwise", "*norm": "sequence"}
-IDS = {"ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 32], "pad": "any"}}
-
-
-class Block(nn.Module):
-    def __init__(self, norm: nn.Module):
-        super().__init__()
-        self.norm, self.up, self.down = norm, nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0.5 * self.down(torch.relu(self.up(self.norm(x))))
-
-
-class Blocks(nn.Module):
-    def __init__(self, kind: type[nn.Module] = nn.LayerNorm):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.norm = nn.Embedding(32, 16), nn.LayerNorm(16)
-        self.blocks = nn.Sequential(Block(kind(16)), Block(kind(16)))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.norm(self.blocks(self.words(ids)))
 
 
 def built(path: Path, model: nn.Module, ranks: int = 2, **other: object) -> Path:
