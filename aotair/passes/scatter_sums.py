@@ -22,6 +22,7 @@ from .edits import Edits
 _aten, _air = torch.ops.aten, torch.ops.air
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+_PLAIN = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def run(module: torch.fx.GraphModule, edits: Edits) -> None:
@@ -118,11 +119,19 @@ def _is_by_rows(node: Node) -> bool:
     given = [one for one in node.all_input_nodes if _has_rows(one)]
     if node.target in _VIEWS:
         return len(given) == 1 and _have_one_width(given[0].meta["val"], value)
-    tags = set(node.target.tags)
-    if node.target not in _COPIES and (torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags):
+    if not (_is_plain_copy(node) if node.target in _COPIES else _is_pointwise(node.target)):
         return False
     alike = all(statically_known_true(sym_eq(one.meta["val"].shape, value.shape)) for one in given)
     return bool(given) and alike and not node.target._schema.is_mutable
+
+
+def _is_pointwise(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.pointwise in op.tags and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def _is_plain_copy(copy: Node) -> bool:
+    """Of the values, and not of the order in which they lie: rows have no channels."""
+    return copy.kwargs.get("memory_format") in _PLAIN
 
 
 def _has_rows(node: Node) -> bool:

@@ -93,6 +93,13 @@ def test_other_axes_and_other_sums_are_left_alone():
     assert found.count(SUM) == 2 and REDUCED not in found
 
 
+def test_a_copy_in_channels_last_is_read_whole():
+    def function(x, number):
+        return (own(summed(x).contiguous(memory_format=torch.channels_last), number),)
+
+    assert REDUCED in after(function, torch.randn(2, 3, 4, 8), NUMBER)
+
+
 def test_what_is_written_over_is_left_alone():
     def function(x, number):
         y = summed(x)
