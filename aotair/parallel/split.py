@@ -226,6 +226,14 @@ class _Splitter:
                 got=", ".join(theirs),
             )
         (shard,) = shards
+        if shard is not None and shard.axis == place.number:
+            raise ModelError(
+                f"mesh: {name} is within a stage, and is shared out along the axis of the stages",
+                where=self._where,
+                expected=f"another axis than {place.name} for what is within a stage",
+                got=f"a style along {place.name}",
+                fix="name an axis tp in the mesh: STYLE@tp",
+            )
         self.parts[name] = Part(torch.cat(wholes), place.shard(0) if shard is None else again(place.shard(0), shard))
         self.stages[name] = tuple(theirs)
 

@@ -20,6 +20,7 @@ from .styles import Place, Shared, put_in_front
 
 STAGES = "stages"  # the style
 _LISTS = (nn.ModuleList, nn.Sequential)
+_WITHIN = "styles for the modules within a layer, which is a stage's as a whole"
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))  # parameters and hooks among them
 
 
@@ -59,6 +60,7 @@ def keep_first_stage(model: nn.Module, whole: nn.Module, name: str, place: Place
     for own in zip(*stages, strict=True):
         labels[own[0]] = "+".join(keys[n] for n in own)
         members = [left[own[0]], *(left.pop(n) for n in own[1:])]
+        _refuse_styles_apart(members, own, name, where)
         for inner, values in _together(members):
             if all(value.dim() for value in values):
                 theirs = tuple(f"{before}{keys[n]}.{inner}" for n in own)
@@ -132,6 +134,20 @@ def _together(members: Sequence[nn.Module]) -> Iterator[tuple[str, list[Tensor]]
     every = [dict(named_tensors(member)) for member in members]
     for name in every[0]:
         yield name, [one[name].detach() for one in every]
+
+
+def _refuse_styles_apart(layers: Sequence[nn.Module], numbers: Sequence[int], name: str, where: str) -> None:
+    """Raises ModelError where a layer is shared out itself, or one of several is otherwise than the others."""
+    for number, layer in zip(numbers, layers):
+        if isinstance(layer, Shared):
+            raise _refusal(name, where, f"the layer {number}, which has a style of its own", _WITHIN)
+        if _names_of(layer) != _names_of(layers[0]):
+            pair = f"the layers {numbers[0]} and {number}, of which one alone has some style within"
+            raise _refusal(name, where, pair, "one style for the layers at the same place of each stage")
+
+
+def _names_of(module: nn.Module) -> set[str]:
+    return {name for name, _ in named_tensors(module)}
 
 
 def _unlike(layers: tuple[nn.Module, nn.Module], numbers: tuple[int, int]) -> str | None:

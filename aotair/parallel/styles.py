@@ -262,21 +262,28 @@ def _experts_number(module: nn.Module, place: Place, units: int) -> Iterator[Cut
 
 def _own_rows(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     """No weight; each rank computes with all of them."""
+    for name in ("rank_number", "place"):
+        if hasattr(module, name):
+            raise CannotCut(f"{type(module).__name__} has something of its own that is called {name}", 0)
     yield _number(place)
 
 
 class ByRows(Shared):
-    """A module that makes each row, along the last dimension, of the same row of its input: each rank makes some, and
-    all ranks' are put together."""
+    """A module that makes each row, along the last dimension, of the same row of its input: each rank makes some, given
+    as two dimensions, and all ranks' are put together."""
 
     rank_number: Tensor
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _has_rows(x) or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        if len(given) != 1 or not _has_rows(given[0]):
             raise _not_by_rows(self, "is given other things")
-        place = self.place
-        own = torch.ops.air.own_rows(x, self.rank_number, place.size, place.name)[(None,) * (x.dim() - 2)]
-        made = super().forward(own, *args, **kwargs)  # type: ignore[misc]  # of the class behind
+        (x,), place = given, self.place
+        own = torch.ops.air.own_rows(x, self.rank_number, place.size, place.name)
+        made = super().forward(  # type: ignore[misc]  # of the class behind
+            *(own if one is x else one for one in args),
+            **{key: own if one is x else one for key, one in kwargs.items()},
+        )
         if not _has_rows(made) or made.shape[:-1] != own.shape[:-1]:
             raise _not_by_rows(self, "gives other things")
         gathered: Tensor = torch.ops.air.all_rows(made, x.shape[:-1], place.size, place.name)

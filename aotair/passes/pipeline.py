@@ -124,7 +124,7 @@ PREPARE = (
     Pass("canonicalise", canonicalise.run),
     # Before fusion: what is computed twice has two users where a rule wants to see one.
     Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
-    # When what reads a sum counts once; before fusion, which looks for products beside the sums that are left.
+    # When what reads a sum counts once; before fusion, which looks for products beside the sums that are left whole.
     Pass("scatter_sums", scatter_sums.run),
 )
 

@@ -3,8 +3,7 @@
 A module of the style `sequence` makes some rows on each rank, and all ranks' are put together behind it. What stands
 before it, sums over the ranks and what is added to them row by row, is then needed in part alone: between two blocks of
 a language model a rank keeps its rows of the residual (Korthikanti et al. 2022, section 4.2.2). An `all_reduce` is as
-long as a `reduce_scatter` and an `all_gather`; saved is what other ranks compute, and each has a product beside it with
-which an NPU makes it in one kernel.
+long as a `reduce_scatter` and an `all_gather`; saved is what other ranks compute.
 """
 
 from collections.abc import Container
@@ -76,11 +75,10 @@ class _Axis:
         return self._edits.may(node, "scattered: each rank reads its rows")
 
     def _why_whole(self, node: Node, by_rows: Container[Node], written: Container[Node]) -> str:
-        readers = [user for user in node.users if user.target is not _aten.sym_size.int]
-        whole = next((user for user in readers if user not in by_rows), None)
-        if whole is not None or not readers:
-            return f"{whole.name} reads all of its rows" if whole is not None else "nothing reads it"
-        return why_written(node, written)
+        whole = _reader_but(node, by_rows)
+        if whole is not None:
+            return f"{_last_of(whole, by_rows).name} reads all of its rows"
+        return why_written(node, written) if node.users else "nothing reads it"
 
     def _is_sum(self, node: Node) -> bool:
         return (
@@ -123,6 +121,18 @@ def _is_by_rows(node: Node) -> bool:
         return False
     alike = all(statically_known_true(sym_eq(one.meta["val"].shape, value.shape)) for one in given)
     return bool(given) and alike and not node.target._schema.is_mutable
+
+
+def _reader_but(node: Node, by_rows: Container[Node]) -> Node | None:
+    """A node that reads more of `node` than its sizes, and is none of these."""
+    return next((user for user in node.users if user not in by_rows and user.target is not _aten.sym_size.int), None)
+
+
+def _last_of(reader: Node, by_rows: Container[Node]) -> Node:
+    """What reads all rows in the end, where a reader would have done with some."""
+    while _is_by_rows(reader) and (following := _reader_but(reader, by_rows)) is not None:
+        reader = following
+    return reader
 
 
 def _is_pointwise(op: torch._ops.OpOverload) -> bool:

@@ -100,6 +100,14 @@ def test_a_copy_in_channels_last_is_read_whole():
     assert REDUCED in after(function, torch.randn(2, 3, 4, 8), NUMBER)
 
 
+def test_what_reads_all_rows_in_the_end_is_named(caplog):
+    def function(x, y, number):
+        residual = summed(x) + y
+        return own(residual, number), (residual * 2)[:, :1]
+
+    assert "slice" in reasons(caplog, scatter_sums, trace(function, X, Y, NUMBER))
+
+
 def test_what_is_written_over_is_left_alone():
     def function(x, number):
         y = summed(x)
