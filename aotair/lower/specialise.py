@@ -32,6 +32,8 @@ _ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten
 }
 
 
+_TAKEN_APART = experts.TAKEN_APART | rows.TAKEN_APART  # before any node sees them
+
 # What gives a number that the host has to know: a capture cannot wait for it.
 _READS = {torch.Tag.data_dependent_output}
 
@@ -94,7 +96,7 @@ def _takes(build: GraphBuilder, op: object, given: Given, target: Target) -> boo
     if op is int8_rows.OP:
         x = given[0][0]
         return isinstance(x, Node) and bool(x.meta["val"].shape[0] <= int8_rows.MOST_ROWS)
-    if op in experts.TAKEN_APART or op in rows.TAKEN_APART:
+    if op in _TAKEN_APART:
         return False
     if op in _ALWAYS or (_is_view(op) and op.namespace in target.allowed.known):
         return True

@@ -20,7 +20,6 @@ from .styles import Place, Shared, put_in_front
 
 STAGES = "stages"  # the style
 _LISTS = (nn.ModuleList, nn.Sequential)
-_WITHIN = "styles for the modules within a layer, which is a stage's as a whole"
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))  # parameters and hooks among them
 
 
@@ -140,7 +139,8 @@ def _refuse_styles_apart(layers: Sequence[nn.Module], numbers: Sequence[int], na
     """Raises ModelError where a layer is shared out itself, or one of several is otherwise than the others."""
     for number, layer in zip(numbers, layers):
         if isinstance(layer, Shared):
-            raise _refusal(name, where, f"the layer {number}, which has a style of its own", _WITHIN)
+            got = f"the layer {number}, which has a style of its own"
+            raise _refusal(name, where, got, "styles for the modules within a layer, which is a stage's as a whole")
         if _names_of(layer) != _names_of(layers[0]):
             pair = f"the layers {numbers[0]} and {number}, of which one alone has some style within"
             raise _refusal(name, where, pair, "one style for the layers at the same place of each stage")

@@ -16,7 +16,7 @@ from aotair_runtime.devices import collectives as _collectives  # noqa: F401 (de
 from aotair_runtime.format.schema import Shard
 
 from ..errors import ModelError
-from ..ops import rows as _rows_op  # noqa: F401 (defines the op)
+from ..ops import rows
 
 DISPATCH = "expert_dispatch"
 
@@ -279,14 +279,14 @@ class ByRows(Shared):
         if len(given) != 1 or not _has_rows(given[0]):
             raise _not_by_rows(self, "is given other things")
         (x,), place = given, self.place
-        own = torch.ops.air.own_rows(x, self.rank_number, place.size, place.name)
+        own: Tensor = rows.OWN(x, self.rank_number, place.size, place.name)
         made = super().forward(  # type: ignore[misc]  # of the class behind
             *(own if one is x else one for one in args),
             **{key: own if one is x else one for key, one in kwargs.items()},
         )
         if not _has_rows(made) or made.shape[:-1] != own.shape[:-1]:
             raise _not_by_rows(self, "gives other things")
-        gathered: Tensor = torch.ops.air.all_rows(made, x.shape[:-1], place.size, place.name)
+        gathered: Tensor = rows.ALL(made, x.shape[:-1], place.size, place.name)
         return gathered
 
 

@@ -44,15 +44,18 @@ class _Axis:
 
     def scatter(self) -> None:
         """Compute the rank's own rows alone of all that leads from sums to what reads these."""
-        inside = self._read_in_part()
-        if not any(self._is_sum(node) for node in inside) or self._number.op != "placeholder":
+        if self._number.op != "placeholder":  # which is there before all that is to be written
             return
-        for node in [one for one in self._graph.nodes if one in inside]:
+        inside = self._read_in_part()
+        if not any(self._is_sum(node) for node in inside):
+            return
+        in_order = [node for node in self._graph.nodes if node in inside]
+        for node in in_order:
             self._own[node] = self._part_of(node, Writer(node, node, set()))
         for reader in [one for one in self._readers if operand(one) in inside]:
             reader.replace_all_uses_with(self._own[operand(reader)])
             self._graph.erase_node(reader)
-        for node in reversed([one for one in self._graph.nodes if one in inside]):
+        for node in reversed(in_order):
             if not node.users:  # their arguments would count them as readers
                 self._graph.erase_node(node)
 
