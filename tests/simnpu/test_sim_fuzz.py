@@ -22,7 +22,7 @@ def test_what_was_once_wrong(name: str):
 
 @pytest.mark.timeout(3600)
 def test_random_graphs_in_random_orders(request):
-    @tried(request, 50)
+    @tried(request, 80 if request.config.getoption("--long") else 50)
     @given(STEPS, st.integers(0, 1000))
     def run(steps: list, streams: int) -> None:
         assert fuzz.check(steps, "npu", streams, orders) in ("", "refused")

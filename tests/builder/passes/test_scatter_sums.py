@@ -89,7 +89,7 @@ def test_other_axes_and_other_sums_are_left_alone():
     def two(x, y, number):
         return own(summed(x), number), own(summed(y, "ep"), number, "ep", 4)
 
-    found = after(two, X, X, NUMBER)
+    found = after(two, X, Y, NUMBER)
     assert found.count(SUM) == 2 and REDUCED not in found
 
 
