@@ -14,8 +14,7 @@ def test_every_rule_has_its_near_misses():
 @pytest.mark.parametrize("rule", near.rules())
 def test_no_random_graph_goes_wrong(rule, request):
     fused = left = 0
-    number = 60 if request.config.getoption("--long") else 40
-    for seed in range(request.config.getoption("--graphs") or number):
+    for seed in range(request.config.getoption("--graphs") or 60):
         function, inputs = near.case(rule, seed)
         before, after, edits = near.fused(function, inputs)
         wrong = near.difference(function, inputs, after)
