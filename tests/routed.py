@@ -10,16 +10,16 @@ from aotair.model.experts import experts_forward
 
 
 class Routed(nn.Module):
-    """ids (batch, seq) to (batch, seq, 8). What it adds to every answer is of its last call: a state. `fault`: what is
-    right in the smallest bucket that holds a call, and wrong in a larger one."""
+    """ids (batch, seq) to (batch, seq, width). What it adds to every answer is of its last call: a state. `fault`: what
+    is right in the smallest bucket that holds a call, and wrong in a larger one."""
 
-    def __init__(self, seed: int = 3, fault: str = ""):
+    def __init__(self, seed: int = 3, fault: str = "", width: int = 8, chosen: int = 2):
         super().__init__()
         torch.manual_seed(seed)
-        self.fault = fault
-        self.embed, self.gate = nn.Embedding(24, 8), nn.Linear(8, 4)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.experts = Tables(4, False, width=8, inner=6)
+        self.fault, self.chosen = fault, chosen
+        self.embed, self.gate = nn.Embedding(24, width), nn.Linear(width, 4)
+        self.up, self.down = nn.Linear(width, 16), nn.Linear(16, width)
+        self.experts = Tables(4, False, width=width, inner=6)
         self.register_buffer("before", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,7 @@ class Routed(nn.Module):
         elif self.fault == "batch":  # every size of which has its bucket
             x = x + x.sum(0, keepdim=True)
         tokens = x.flatten(0, 1)
-        weights, chosen = self.gate(tokens).softmax(-1).topk(2, -1)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(self.chosen, -1)
         made = x + self.experts(tokens, chosen, weights).view_as(x) + self.before
         self.before.copy_(ids[:1, 0])
         return made
@@ -78,6 +78,13 @@ def npu_recipe(**mesh: int) -> dict:
     """That of halves on NPUs."""
     model = {"factory": f"{Path(__file__).resolve()}:Routed", "dtype": "float16"}
     return recipe(**mesh) | {"model": model, "target": {"device": "npu"}, "verify": {"atol": 2e-2, "rtol": 2e-2}}
+
+
+def exchanged_recipe(chosen: int = 2, **mesh: int) -> dict:
+    """That of rows as wide as the kernels of Atlas A3 take that send tokens to their experts alone."""
+    model = {"factory": f"{Path(__file__).resolve()}:Routed", "dtype": "float16"}
+    asked = {"model": model | {"kwargs": {"width": 1024, "chosen": chosen}}, "verify": {"atol": 0.25, "rtol": 2e-2}}
+    return npu_recipe(**mesh) | asked | {"target": {"device": "npu", "soc": "Ascend910_93"}}
 
 
 def recipe(fault: str = "", **mesh: int) -> dict:

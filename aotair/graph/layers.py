@@ -1,6 +1,8 @@
 """Convolutions, linear layers and embeddings: what their weights are, and the same layers with other weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -38,8 +40,8 @@ class Writer:
     like: Node
     made: set[Node]
 
-    def call(self, target: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
-        """The call of an op, and what it returns."""
+    def call(self, target: OpOverload | Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+        """The call of an op, or of a function of sizes, and what it returns."""
         graph = self.place.graph
         with graph.inserting_before(self.place):
             node = graph.call_function(target, args, kwargs)

@@ -16,6 +16,7 @@ from . import (
     channels_last,
     composites,
     custom,
+    exchange_tokens,
     fold_constants,
     fold_norms,
     fold_tables,
@@ -128,6 +129,9 @@ PREPARE = (
     Pass("scatter_sums", scatter_sums.run),
 )
 
+# When what reads a sum counts once; before fusion, which takes what puts tokens in the order of their experts.
+EXCHANGE = Pass("exchange_tokens", exchange_tokens.run)
+
 FINISH = (
     # What replacements computed for each match, copies of what lies otherwise now, and what is left unused.
     Pass("merge_duplicates", merge_duplicates.run, lambda config: config.experimental_config.merge_duplicates),
@@ -165,7 +169,8 @@ BUCKET_PIPELINE = (
 
 def pipeline(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule] = ()) -> tuple[Pass, ...]:
     """Every pass for the symbolic graph in order; `rules` are a recipe's own, beside aotair's and those registered."""
-    return (*PREPARE, *_fusion(config, target, rules), *FINISH)
+    exchanges = (EXCHANGE,) if target.kind == "npu" and target.mesh else ()
+    return (*PREPARE, *exchanges, *_fusion(config, target, rules), *FINISH)
 
 
 def _fusion(config: CompilerConfig, target: Target, rules: Sequence[fusion.Rule]) -> Iterator[Pass]:

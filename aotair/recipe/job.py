@@ -79,7 +79,7 @@ def job_of(recipe: Recipe, *, given: torch.nn.Module | None = None, config: Comp
     entries = tuple(replace(one, prompts=_prompts(recipe)) for one in entry_jobs(recipe))
     asked, own = recipe.target, recipe.config.experimental_config
     reads_nz = asked.device == "npu" and asked.pack_weights and own.weight_nz
-    target = Target(asked.device, asked.pack_weights, reads_nz, asked.allowed, meshes[0])
+    target = Target(asked.device, asked.pack_weights, reads_nz, asked.allowed, meshes[0], asked.soc or "")
     if target.takes_host_arguments or any(item.host for one in entries for item in one.inputs.values()):
         importlib.import_module("aotair.ops.npu")  # the model, passes and rules may call them
     # First: passes and rules may name ops that the model's module defines.

@@ -19,6 +19,7 @@ class Target:
     """`kind`: "cpu", "cuda" or "npu". Nothing of the device, or of its package, has to be on the build machine.
     `packs`: whether nodes may keep weights in a form of their own; `nz`: that of NPUs, in which their kernels are to
     read weights. `allowed`: what loads let programs call. `mesh`: the axes along which devices run a program together.
+    `soc`: how the names of the devices begin; empty where they may be any of the kind.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Target:
     nz: bool = False
     allowed: Allowed = field(default_factory=Allowed)
     mesh: tuple[Axis, ...] = ()
+    soc: str = ""
 
     def ranks(self, axis: object) -> int:
         """How many devices there are along an axis of the mesh; 0 where it has none of that name."""

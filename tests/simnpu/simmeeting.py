@@ -6,6 +6,7 @@ They refuse what the documentation of torch_npu's `npu_mm_all_reduce_base`, `npu
 """
 
 import ctypes
+from collections.abc import Collection
 
 import torch
 from simcann import cann
@@ -20,20 +21,20 @@ def mm_all_reduce(x1, x2, hcom, *, reduce_op="sum", **others):
     """`npu::npu_mm_all_reduce_base`."""
     _check(x1, x2, (2, 3), 1, reduce_op, others)
     made = torch.mm(x1.flatten(0, -2), x2).view(*x1.shape[:-1], x2.shape[1])
-    found, place = _communicator(hcom), made.data_ptr()
-    _done(cann.HcclAllReduce(place, place, made.numel(), _TYPES[made.dtype], _SUM, found, stream()))
+    found, place = communicator(hcom), made.data_ptr()
+    done(cann.HcclAllReduce(place, place, made.numel(), _TYPES[made.dtype], _SUM, found, stream()))
     return made
 
 
 def mm_reduce_scatter(x, x2, hcom, world_size, *, reduce_op="sum", **others):
     """`npu::npu_mm_reduce_scatter_base`."""
     _check(x, x2, (2,), 256, reduce_op, others)
-    whole, found = torch.mm(x, x2), _communicator(hcom, world_size)
+    whole, found = torch.mm(x, x2), communicator(hcom, world_size)
     if x.shape[0] % world_size:
         raise RuntimeError(f"{x.shape[0]} rows are not {world_size} equal parts")
     made = whole.new_empty(x.shape[0] // world_size, x2.shape[1])
     given = (whole.data_ptr(), made.data_ptr(), made.numel(), _TYPES[made.dtype])
-    _done(cann.HcclReduceScatter(*given, _SUM, found, stream()))
+    done(cann.HcclReduceScatter(*given, _SUM, found, stream()))
     return made
 
 
@@ -42,8 +43,8 @@ def all_gather_mm(x, x2, hcom, world_size, *, gather_index=0, gather_output=True
     _check(x, x2, (2,), 256, "sum", others)
     if gather_index:
         raise RuntimeError("the device gathers the first factor alone")
-    found, every = _communicator(hcom, world_size), x.new_empty(x.shape[0] * world_size, x.shape[1])
-    _done(cann.HcclAllGather(x.data_ptr(), every.data_ptr(), x.numel(), _TYPES[x.dtype], found, stream()))
+    found, every = communicator(hcom, world_size), x.new_empty(x.shape[0] * world_size, x.shape[1])
+    done(cann.HcclAllGather(x.data_ptr(), every.data_ptr(), x.numel(), _TYPES[x.dtype], found, stream()))
     return torch.mm(every, x2), every if gather_output else x.new_empty(0)
 
 
@@ -60,17 +61,18 @@ def _check(left, right, dims, least_k, reduce_op, others) -> None:
         raise RuntimeError(f"the device takes {least_k} to {_MOST_K} columns, and nothing that is empty")
 
 
-def _communicator(name: str, size: int | None = None) -> int:
-    """The communicator of that name. Raises RuntimeError where there is none, or not of `size` ranks."""
+def communicator(name: str, size: int | None = None, known: Collection[int] = _SIZES) -> int:
+    """The communicator of that name. Raises RuntimeError where there is none, or not of `size` ranks, of which the
+    kernels have to know communicators."""
     found, ranks = cann.sim_communicator(name.encode()), ctypes.c_uint32()
     if not found:
         raise RuntimeError(f"no communicator of this process is called {name!r}")
-    _done(cann.HcclGetRankSize(found, ctypes.byref(ranks)))
-    if ranks.value not in _SIZES or size not in (None, ranks.value):
-        raise RuntimeError(f"the communicator has {ranks.value} ranks, the call is for {size or _SIZES}")
+    done(cann.HcclGetRankSize(found, ctypes.byref(ranks)))
+    if ranks.value not in known or size not in (None, ranks.value):
+        raise RuntimeError(f"the communicator has {ranks.value} ranks, the call is for {size or known}")
     return found
 
 
-def _done(status: int) -> None:
+def done(status: int) -> None:
     if status:
         raise RuntimeError(f"HCCL returned {status}")

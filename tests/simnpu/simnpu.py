@@ -29,6 +29,7 @@ from simcann import (  # noqa: F401
     reset_peak,
     schedule,
 )
+from simexchange import combine, dispatch
 from simkernels import (  # noqa: F401
     alias,
     clone,
@@ -63,6 +64,8 @@ _MEETING = {  # these launch tasks of their own: a reference on the host would m
     "npu_mm_all_reduce_base": mm_all_reduce,
     "npu_mm_reduce_scatter_base": mm_reduce_scatter,
     "npu_all_gather_base_mm": all_gather_mm,
+    "npu_moe_distribute_dispatch_v2": dispatch,
+    "npu_moe_distribute_combine_v2": combine,
 }
 _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _libraries: dict[str, torch.library.Library] = {}

@@ -8,6 +8,7 @@ import routed
 import safetensors.torch
 import torch
 from cases import MEETS_IN_PRODUCTS, RECIPES, SHARED_BY_TORCH, SHARED_DECODE, SHARES_ITSELF
+from met import collectives
 from models import Deep, MeetsInProducts, Shared, SharesItself
 from rank_scenarios import decode_inputs
 from ranks import Ranks
@@ -152,6 +153,32 @@ def test_replicas_that_share_out_their_experts(ranks: Ranks, tmp_path: Path):
         for number, got in enumerate(one["orders"]):
             assert torch.equal(got, one["answers"][number % len(given)]), f"order {number // len(given) + 1}"
         assert one["calls"] == [0, 0, 1 + SEEDS, 2 * (1 + SEEDS)], "both ranks run (3, 4), (3, 8), (3, 8)"
+
+
+@pytest.fixture(scope="module")
+def ranks_of_a3():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIMNPU_SOC", "Ascend910_9391")
+        with Ranks(2) as found:
+            yield found
+
+
+@pytest.mark.parametrize("chosen", [2, 3])  # of two experts that a rank has
+def test_tokens_go_to_the_ranks_of_their_experts_alone(ranks_of_a3: Ranks, tmp_path: Path, chosen: int):
+    """By kernels with a communicator of their own, in any legal order, whose buffers are as large as they need."""
+    recipe = routed.exchanged_recipe(chosen, dp=2)
+    path = aotair.build(recipe, tmp_path / "a.aotair")
+    program = codec.parse((path / "program.msgpack").read_bytes(), "")
+    assert collectives(program) == {"air::moe_distribute_dispatch": 1, "air::moe_distribute_combine": 1}
+    sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
+    inputs = [[torch.randint(24, size) for size in each] for each in sizes]
+    model = original(recipe)
+    for given, one in zip(inputs, ranks_of_a3.run(rankmodels.own_answers, str(path), inputs, SEEDS), strict=True):
+        for ids, got in zip(given, one["answers"], strict=True):
+            model.before.zero_()
+            torch.testing.assert_close(got, model(ids), atol=0.25, rtol=2e-2)
+        for number, got in enumerate(one["orders"]):
+            assert torch.equal(got, one["answers"][number % len(given)]), f"order {number // len(given) + 1}"
 
 
 @pytest.mark.parametrize("sequence", [False, True])

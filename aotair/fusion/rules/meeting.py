@@ -6,10 +6,10 @@ from typing import TypeAlias
 
 import torch
 from torch.fx.node import Node
-from torch.utils._sympy.numbers import int_oo
 
 from aotair_runtime.format.mesh import COLLECTIVES, group_argument
 
+from ...graph.sizes import most
 from ...ops.npu.meeting_products import SIZES
 from ...target.target import Target
 from ..matcher import CallFunction, KeywordArg, PatternExpr, call
@@ -73,8 +73,8 @@ def refuses(
         return f"the last dimension of {left.name} is symbolic"
     if not least_k <= val(left).shape[-1] <= _MOST_K:
         return f"{left.name} has rows of {val(left).shape[-1]}, the fused kernel takes {least_k} to {_MOST_K}"
-    if _most(rows) < _LEAST_ROWS:
-        return f"no call has more than {_most(rows)} rows: below {_LEAST_ROWS} nothing goes on at the same time"
+    if most(rows) < _LEAST_ROWS:
+        return f"no call has more than {most(rows)} rows: below {_LEAST_ROWS} nothing goes on at the same time"
     return not_halves(left, right)
 
 
@@ -95,11 +95,3 @@ def _met(node: Node) -> str:
         return ""
     named = group_argument(op.name())
     return next(str(arg) for arg, argument in zip(node.args, op._schema.arguments) if argument.name == named)
-
-
-def _most(size: int | torch.SymInt) -> float:
-    """The largest that a size can be."""
-    if isinstance(size, int):
-        return size
-    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
-    return float("inf") if upper is int_oo else int(upper)

@@ -9,6 +9,7 @@ from ..confine.op_table import NAMESPACES, Allowed
 from ..devices import attention as _attention  # noqa: F401 (each defines ops of air that every node has)
 from ..devices import channel_affine as _channel_affine  # noqa: F401
 from ..devices import collectives as _collectives  # noqa: F401
+from ..devices import exchange as _exchange  # noqa: F401
 from ..devices import grouped as _grouped  # noqa: F401
 from ..devices import grouped_int8 as _grouped_int8  # noqa: F401
 from ..devices import int8_linear as _int8_linear  # noqa: F401

@@ -550,6 +550,8 @@ air::all_gather: - out; ranks=1..65536 plain
 air::all_reduce: - out; plain
 air::all_reduce_: -; plain
 air::all_to_all: - out; ranks=1..65536 plain
+air::moe_distribute_combine: -; ranks=1..65536 number=1..65536 plain
+air::moe_distribute_dispatch: -; ranks=1..65536 number=1..65536 plain
 air::reduce_scatter: - out; ranks=1..65536 plain
 air::stage_input: - out; ranks=1..65536 plain
 air::stage_output: - out; ranks=1..65536 plain

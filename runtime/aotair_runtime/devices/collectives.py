@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .groups import group
+from .groups import group, members
 
 REDUCTIONS = ("sum", "max", "min", "product")
 _library = torch.library.Library("air", "FRAGMENT")
@@ -40,7 +40,7 @@ def _all_gather(x: Tensor, ranks: int, name: str) -> Tensor:
 
 
 def _all_gather_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
-    _members(ranks, name).all_gather(_as(out, _longer(x, ranks), x), x.contiguous())
+    members(ranks, name).all_gather(_as(out, _longer(x, ranks), x), x.contiguous())
     return out
 
 
@@ -50,7 +50,7 @@ def _reduce_scatter(x: Tensor, reduce: str, ranks: int, name: str) -> Tensor:
 
 def _reduce_scatter_out(x: Tensor, reduce: str, ranks: int, name: str, *, out: Tensor) -> Tensor:
     mine = _as(out, _shorter(x, ranks), x)
-    _members(ranks, name).reduce_scatter(mine, x.contiguous(), _reduction(reduce))
+    members(ranks, name).reduce_scatter(mine, x.contiguous(), _reduction(reduce))
     return out
 
 
@@ -60,7 +60,7 @@ def _all_to_all(x: Tensor, ranks: int, name: str) -> Tensor:
 
 def _all_to_all_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
     _shorter(x, ranks)
-    _members(ranks, name).all_to_all(_as(out, x.shape, x), x.contiguous())
+    members(ranks, name).all_to_all(_as(out, x.shape, x), x.contiguous())
     return out
 
 
@@ -71,7 +71,7 @@ def _stage_input(x: Tensor, ranks: int, name: str) -> Tensor:
 def _stage_input_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
     """What the rank before made, or `x` on the first. All hear each rank in turn (`_stage_output`), and what one hears
     last before its turn is that."""
-    found = _members(ranks, name)
+    found = members(ranks, name)
     _as(out, x.shape, x).copy_(x)
     for root in range(found.number):
         found.broadcast(out, root)
@@ -84,18 +84,11 @@ def _stage_output(x: Tensor, ranks: int, name: str) -> Tensor:
 
 def _stage_output_out(x: Tensor, ranks: int, name: str, *, out: Tensor) -> Tensor:
     """What the last rank made: each says in its turn what it has, and hears the ones after it."""
-    found = _members(ranks, name)
+    found = members(ranks, name)
     _as(out, x.shape, x).copy_(x)
     for root in range(found.number, ranks):
         found.broadcast(out, root)
     return out
-
-
-def _members(ranks: int, name: str) -> Any:
-    found = group(name)
-    if found.size != ranks:
-        raise ValueError(f"the group has {found.size} ranks, and the call is for {ranks}")
-    return found
 
 
 def _as(out: Tensor, shape: Any, x: Tensor) -> Tensor:

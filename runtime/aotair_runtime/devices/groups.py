@@ -75,6 +75,14 @@ def group(name: str) -> Group:
     return found
 
 
+def members(ranks: int, name: str) -> Group:
+    """The group of that name, for a call that so many ranks make. Raises ValueError where it has others."""
+    found = group(name)
+    if found.size != ranks:
+        raise ValueError(f"the group has {found.size} ranks, and the call is for {ranks}")
+    return found
+
+
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 _REDUCE_OPS = {
@@ -100,7 +108,10 @@ def _met() -> Iterator[None]:
 class ProcessRanks:
     """Processes, each with one end of a connection: Gloo, NCCL or HCCL, as torch.distributed has them. They are not
     among its named groups: names are used again once a group is gone, and ranks may not agree on when that is.
-    `known_as`: the name by which kernels of the device know the connection, where they do."""
+    `known_as`: the name by which kernels of the device know the connection, where they do; `for_experts`: that of
+    another one between the same ranks, for kernels that nothing else may share a connection with (`exchange`)."""
+
+    for_experts: str = ""
 
     def __init__(self, end: Any, known_as: str | None = None):  # a c10d.Backend, of which torch's stubs know little
         self._end, self.size, self.number, self.known_as = end, int(end.size()), int(end.rank()), known_as
@@ -138,9 +149,13 @@ class ProcessRanks:
         del self._end
 
 
-def connect(kind: str, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-    """Connect these processes for tensors on a kind of device; `store` is theirs alone."""
+def connect(
+    kind: str, store: Store, rank: int, size: int, timeout: timedelta, buffer: int | None = None
+) -> ProcessRanks:
+    """Connect these processes for tensors on a kind of device; `store` is theirs alone. `buffer`: MiB that kernels of
+    an NPU need for what they send, and as much for what comes; without it what the environment says."""
     if kind == "cpu":
         return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
     module = importlib.import_module(f".{kind}", __package__)
-    return ProcessRanks(*module.connect(store, rank, size, timeout))
+    more = () if buffer is None else (buffer,)
+    return ProcessRanks(*module.connect(store, rank, size, timeout, *more))

@@ -12,7 +12,10 @@ from .schema import Axis, Constant, Cut, GroupArg, Program, Shard, Stored
 COLLECTIVES = {
     "air": (
         "group",
-        ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "all_to_all", "stage_input", "stage_output"),
+        (
+            *("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "all_to_all", "stage_input", "stage_output"),
+            *("moe_distribute_dispatch", "moe_distribute_combine"),
+        ),
     ),
     "npu": ("hcom", ("npu_mm_all_reduce_base", "npu_mm_reduce_scatter_base", "npu_all_gather_base_mm")),
 }
