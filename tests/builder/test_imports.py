@@ -10,6 +10,7 @@ import torch
 import yaml
 from cases import ROOT
 from click.testing import CliRunner
+from marks import long
 
 import aotair
 from aotair.cli import main
@@ -85,7 +86,7 @@ def test_what_a_model_imports_when_it_is_called_is_found_beside_the_recipe(folde
     assert sys.path == before
 
 
-@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("by_name", [long(False), True])
 def test_a_file_that_builds_itself_does_so_once(tmp_path: Path, by_name: bool):
     """The layout of TorchAir's documents: a model, a pass and the call that compiles it in one script."""
     module, out = ("alone" if by_name else str(tmp_path / "alone.py")), str(tmp_path / "alone.aotair")

@@ -85,6 +85,7 @@ def test_a_list_of_one_mesh_is_that_mesh(tmp_path: Path, common_folder: Path):
 # ---- what is stored --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_program_is_that_of_its_mesh_alone(several: Path, common_folder: Path):
     for program, mesh in zip(read_programs(several), MESHES, strict=True):
         alone = read_program(built(common_folder, SHARED, mesh))
@@ -121,6 +122,7 @@ def test_weights_that_are_computed_of_others_are_there_once(meshes: list, common
     assert (several / "weights.safetensors").stat().st_size <= 1.02 * (alone / "weights.safetensors").stat().st_size
 
 
+@pytest.mark.long
 def test_layers_of_stages_are_there_once_and_a_rank_reads_its_own_in_the_file(common_folder: Path):
     meshes = [{"pp": 2}, {}, {"pp": 4}]
     several, alone = built(common_folder, DEEP, meshes), built(common_folder, DEEP, {})
@@ -216,6 +218,7 @@ def test_the_only_mesh_may_be_named_and_no_other(common_folder: Path):
         read_program(alone, asked_for({}))
 
 
+@pytest.mark.long
 def test_of_several_meshes_of_one_size_somebody_says_which(tmp_path: Path):
     meshes = [{"tp": 2}, {"dp": 2, "tp": 1}, {}]
     path = aotair.build(over(SHARED, meshes), tmp_path / "a.aotair")
@@ -321,6 +324,7 @@ def test_commands_that_look_at_one_mesh_say_how_to_choose_it(several: Path, comm
     assert "no program for 1 rank" in command("verify", only_ranks, code=1)
 
 
+@pytest.mark.long
 def test_weights_come_from_the_program_of_the_same_mesh(several: Path, common_folder: Path, tmp_path: Path):
     x = torch.randint(24, (1, 4))
     recipe = over(SHARED, MESHES) | {"model": SHARED["model"] | {"kwargs": {"tied": True}}}

@@ -48,11 +48,13 @@ def test_verify(for_npu, name):
     assert done.returncode == 0 and "ok" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_bench(for_npu):
     done = fresh("-m", "aotair.cli", "bench", for_npu["npu_block"], "--device", "cpu", "--seconds", "0.01")
     assert done.returncode == 0 and "n=2" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_run(for_npu, tmp_path):
     golden = read_golden(open_artifact(for_npu["npu_block"]))
     inputs = {name: golden[f"forward.0.in.{name}"] for name in ("x", "residual", "cache", "at")}

@@ -148,7 +148,7 @@ def test_every_mixture_has_experts_of_int8(name):
     assert not torch.equal(got, want) and (got - want).norm() <= 0.1 * want.norm()
 
 
-@pytest.mark.parametrize("name", [long("deepseek_v3"), "gpt_oss"])  # with groups of experts, and with biases
+@pytest.mark.parametrize("name", [long("deepseek_v3"), long("gpt_oss")])  # with groups of experts, and with biases
 def test_mixtures_build_with_experts_of_int8(name, tmp_path):
     summary = build_with_summary(asked(name), tmp_path / "x.aotair", Listener())
     made = summary.quantised
@@ -166,6 +166,7 @@ def test_mixtures_build_with_experts_of_int8(name, tmp_path):
     assert away <= 5e-2 * want.abs().max()
 
 
+@pytest.mark.long
 def test_a_factory_need_not_choose_the_form_of_its_experts(tmp_path):
     data = asked("mixtral", layers=1)
     data["model"]["kwargs"] |= {"experts": "eager"}
@@ -175,7 +176,7 @@ def test_a_factory_need_not_choose_the_form_of_its_experts(tmp_path):
 
 @pytest.mark.parametrize(
     "name, scheme",
-    [("mixtral", SCHEMES[0]), long("gpt_oss", SCHEMES[0]), ("gpt_oss", SCHEMES[1]), long("deepseek_v3", SCHEMES[1])],
+    [("mixtral", SCHEMES[0]), long("gpt_oss", SCHEMES[0]), long("gpt_oss", SCHEMES[1]), long("deepseek_v3", SCHEMES[1])],
 )
 def test_for_an_npu_experts_are_one_of_its_ops(name, scheme, tmp_path):
     path = aotair.build(asked(name, scheme, "npu", "float16", layers=1), tmp_path / "x.aotair")
@@ -237,7 +238,7 @@ def test_another_checkpoint_is_loaded_as_a_fresh_build_of_it_would_be(device, dt
     assert torch.equal(model(ids, mask), call(fresh, ids, mask)) and not torch.equal(before, model(ids, mask))
 
 
-@pytest.mark.parametrize("mesh", [long({"ep": 2}), long({"tp": 2}), {"tp": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [long({"ep": 2}), {"tp": 2}, long({"tp": 2, "ep": 2})], ids=str)
 def test_ranks_share_out_experts_of_int8(mesh, tmp_path):
     data = asked("mixtral", layers=1) | {"mesh": mesh}
     shared = build_with_summary(data, tmp_path / "x.aotair", Listener()).shared_out
@@ -245,6 +246,7 @@ def test_ranks_share_out_experts_of_int8(mesh, tmp_path):
     assert all(c.dtype == "int8" and c.shard is not None for c in of_experts(tmp_path / "x.aotair"))
 
 
+@pytest.mark.long
 def test_linear_layers_and_experts_together(tmp_path):
     summary = build_with_summary(asked("qwen3_moe", linear="int8_dynamic"), tmp_path / "x.aotair", Listener())
     made = summary.quantised

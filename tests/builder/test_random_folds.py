@@ -89,7 +89,7 @@ def tried(steps: list) -> int:
 
 
 def test_random_chains_stay_right(request):
-    count, folds = request.config.getoption("--graphs") or 120, []
+    count, folds = request.config.getoption("--graphs") or 60, []
 
     @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @seed(0)

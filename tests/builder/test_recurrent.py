@@ -39,10 +39,10 @@ def recipe(kind: str, device: str = "cpu", **options: object) -> dict:
 
 CASES = [
     ("LSTM", {}),
-    ("LSTM", {"proj_size": 3, "num_layers": 2}),
+    long("LSTM", {"proj_size": 3, "num_layers": 2}),
     ("LSTM", {"bidirectional": True, "num_layers": 2}),
     ("GRU", {"bias": False}),
-    ("RNN", {}),
+    long("RNN", {}),
 ]
 
 

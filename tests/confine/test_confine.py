@@ -27,7 +27,7 @@ from .mutants import FIELDS, body, write
 
 TESTS = Path(__file__).parent.parent
 # Cases: of the ops a few each.
-CASES = [("ops", 250), ("artifacts", 500), long("ops", 2_000), long("artifacts", 3_500)]
+CASES = [("ops", 100), ("artifacts", 250), long("ops", 2_000), long("artifacts", 3_500)]
 
 
 @pytest.mark.parametrize("what, cases", CASES)

@@ -80,6 +80,7 @@ def test_two_texts_of_ours_where_the_recipe_names_none(checkpoint: Path, tmp_pat
     assert calls(recipe(plain))["prefill"] == []
 
 
+@pytest.mark.long
 def test_the_proof_runs_them_padded_too(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[list[int]]] = []
     reference = Runner.reference

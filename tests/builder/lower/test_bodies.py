@@ -187,7 +187,7 @@ def mixture(name: str) -> torch.nn.Module:
     [
         long("Mixtral", "cpu", "float32"),
         ("Mixtral", "npu", "float16"),
-        ("Olmoe", "cpu", "bfloat16"),
+        long("Olmoe", "cpu", "bfloat16"),
         long("GraniteMoe", "cpu", "float32"),
         long("GraniteMoe", "npu", "float16"),
     ],

@@ -29,7 +29,7 @@ def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[tor
         return ranks.entry_points[entry].flat(inputs)
 
 
-@pytest.mark.parametrize("sequence", [long(False), True])
+@pytest.mark.parametrize("sequence", [False, long(True)])
 def test_parallelize_module(tmp_path: Path, sequence: bool):
     hook = sys.excepthook
     wished = SHARED_BY_TORCH["model"] | {"kwargs": {"sequence": sequence}}
@@ -62,6 +62,7 @@ def test_four_ranks_beside_one(tmp_path: Path):
         torch.testing.assert_close(alone(ids), model(ids), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_weight_cut_along_both_axes(tmp_path: Path):
     path = aotair.build(shared("cut_twice", ROWS, {"n": [2, 4]}, {"a": 2, "b": 2}), tmp_path / "a.aotair")
     shards = {constant.name: constant.shard for constant in read_program(path).constants}
@@ -110,6 +111,7 @@ def test_inputs_that_torch_prepares(tmp_path: Path):
     torch.testing.assert_close(answers(path, "forward", [x])[0], model(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_sequence_is_cut_where_it_has_one_size(tmp_path: Path):
     wished = SHARED_BY_TORCH | {"buckets": {"batch": [2], "seq": [8]}}
     path = aotair.build(wished | {"model": wished["model"] | {"kwargs": {"sequence": True}}}, tmp_path / "a.aotair")

@@ -70,7 +70,7 @@ def test_tokens_that_are_not_those_of_their_rank_are_seen(tmp_path: Path, monkey
     ("fault", "changed"),
     [
         ("longer", {"buckets": {"batch": [2], "seq": [4, 8]}}),
-        ("first five", {"buckets": {"batch": [2], "seq": [4, 8]}, "dimensions": {"seq": {"min": 4}}}),
+        long("first five", {"buckets": {"batch": [2], "seq": [4, 8]}, "dimensions": {"seq": {"min": 4}}}),
         ("batch", {"buckets": {"batch": [1, 2], "seq": [4]}}),
     ],
 )

@@ -293,6 +293,7 @@ def test_a_pass_for_composites_finds_them_too(tmp_path, function):
     assert "neg" not in ops_of(program(tmp_path, apart, post_grad_custom_pre_pass=function))
 
 
+@pytest.mark.long
 def test_a_pass_for_both_is_told(tmp_path, caplog):
     def mixed(gm, example_inputs, config):
         _negates(gm, aten.gelu.default)

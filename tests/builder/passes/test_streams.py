@@ -313,6 +313,7 @@ def test_wait_tensor_is_a_wait_and_the_tensor_itself():
     assert all("event" in node.meta for node in graph.nodes if "air" in str(node.target))
 
 
+@pytest.mark.long
 def test_a_scope_that_the_pre_pass_opens_and_the_post_pass_closes(tmp_path):
     def opens(gm, example_inputs, config):
         (first, *_) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
