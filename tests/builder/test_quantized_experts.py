@@ -176,7 +176,12 @@ def test_a_factory_need_not_choose_the_form_of_its_experts(tmp_path):
 
 @pytest.mark.parametrize(
     "name, scheme",
-    [("mixtral", SCHEMES[0]), long("gpt_oss", SCHEMES[0]), long("gpt_oss", SCHEMES[1]), long("deepseek_v3", SCHEMES[1])],
+    [
+        ("mixtral", SCHEMES[0]),
+        long("gpt_oss", SCHEMES[0]),
+        long("gpt_oss", SCHEMES[1]),
+        long("deepseek_v3", SCHEMES[1]),
+    ],
 )
 def test_for_an_npu_experts_are_one_of_its_ops(name, scheme, tmp_path):
     path = aotair.build(asked(name, scheme, "npu", "float16", layers=1), tmp_path / "x.aotair")
