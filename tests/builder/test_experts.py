@@ -34,9 +34,7 @@ def test_every_mixture_builds_and_gives_the_numbers_of_the_loop_over_experts(nam
         torch.testing.assert_close(model(ids, mask), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
 
 
-@pytest.mark.parametrize(
-    "name", ["mixtral", long("granitemoe"), long("deepseek_v2"), long("deepseek_v3"), long("gpt_oss")]
-)
+@pytest.mark.parametrize("name", ["mixtral", *map(long, ("granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"))])
 def test_for_an_npu_every_part_of_a_mixture_is_one_of_its_ops(name, tmp_path):
     asked = recipe(name, layers=1) | {"target": {"device": "npu"}, "verify": {"atol": 5e-2, "rtol": 5e-2}}
     asked["model"] |= {"dtype": "float16"}
