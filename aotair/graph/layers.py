@@ -40,7 +40,7 @@ class Writer:
     like: Node
     made: set[Node]
 
-    def call(self, target: OpOverload | Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(self, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
         """The call of an op, or of a function of sizes, and what it returns."""
         graph = self.place.graph
         with graph.inserting_before(self.place):

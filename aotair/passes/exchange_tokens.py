@@ -100,7 +100,11 @@ def _found(node: Node) -> _Found | None:
 
 def _ends(route: Node) -> list[Node]:
     """What says where each own expert's rows end."""
-    return [user for each in _results(route, 2) for user in each.users]
+    return _users(route, 2)
+
+
+def _users(route: Node, number: int) -> list[Node]:
+    return [user for each in _results(route, number) for user in each.users]
 
 
 def _results(route: Node, number: int) -> list[Node]:
@@ -113,7 +117,7 @@ def _results(route: Node, number: int) -> list[Node]:
 def _why_not(found: _Found, target: Target) -> str:
     """Why the kernels would not do; empty where they do."""
     tokens, width = found.x.meta["val"].shape
-    chosen, number = found.chosen.meta["val"].shape[1], found.ranks * found.experts
+    chosen, number = _chosen(found), found.ranks * found.experts
     if not target.soc.startswith(_SOC):
         return f"the kernels are those of Atlas A3, and target.soc does not say {_SOC}"
     if found.x.meta["val"].dtype not in _HALVES or found.rows.meta["val"].dtype != found.x.meta["val"].dtype:
@@ -128,8 +132,8 @@ def _why_not(found: _Found, target: Target) -> str:
             return f"there are {value} {what}, the kernels take {least} to {limit}"
     if most(tokens) > _MOST_TOKENS:
         return f"a call may have {most(tokens)} tokens, the kernels take {_MOST_TOKENS}"
-    users = [*_ends(found.route), *(user for each in _results(found.route, 1) for user in each.users)]
-    if any(not (_leaves_the_last_out(user) or user.target is COMBINE) for user in users):
+    places, ends = _users(found.route, 1), _users(found.route, 2)
+    if len(places) > 1 or not all(map(_leaves_the_last_out, ends)):  # the sum that was found is one of them
         return f"more is read of {found.route.name} than where the rows of its experts end"
     return ""
 
@@ -154,8 +158,10 @@ def _replace(found: _Found) -> None:
     sent = first.call(exchange.DISPATCH, found.x, chosen, *group)
     rows, notes, ends, counts = (first.call(operator.getitem, sent, number) for number in (0, 2, 3, 4))
     made, masks = _unmasked(found)
-    if (most_own := _chosen(found)) > found.experts:  # a token has more experts than a rank: as many rows as before
-        more = _times(found.x, found.ranks * (most_own - found.experts), first)
+    if (
+        chosen_of_each := _chosen(found)
+    ) > found.experts:  # a token has more experts than a rank: as many rows as before
+        more = _times(found.x, found.ranks * (chosen_of_each - found.experts), first)
         rows = first.call(_aten.constant_pad_nd.default, rows, [0, 0, 0, more])
         made = last.call(_aten.slice.Tensor, made, 0, 0, _times(found.x, found.ranks * found.experts, last))
     for old in _results(found.route, 0):

@@ -23,15 +23,12 @@ from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices import exchange
 from aotair_runtime.format.schema import Axis
+from aotair_runtime.ranks.buffers import expert_buffers
 
 air = torch.ops.air
 A3 = Target("npu", mesh=(Axis("dp", 2),), soc="Ascend910_93")
 TOKENS, WIDTH, RANKS, OWN, CHOSEN = 3, 1024, 2, 4, 2
-FIRST, DISPATCH, COMBINE = (
-    torch.tensor([0]),
-    "air.moe_distribute_dispatch.default",
-    "air.moe_distribute_combine.default",
-)
+DISPATCH, COMBINE = "air.moe_distribute_dispatch.default", "air.moe_distribute_combine.default"
 A3_RECIPE = {"device": "npu", "soc": "Ascend910_93"}
 EXCHANGED = {"air::moe_distribute_dispatch", "air::moe_distribute_combine"}
 
@@ -52,7 +49,10 @@ def layer(x, chosen, weights, first_expert, *, own=OWN, ranks=RANKS, axis="dp", 
     made = made.masked_fill((torch.arange(made.shape[0]) >= last).unsqueeze(-1), 0)
     sums = air.combine_tokens(made, places, gathered(weights, axis, ranks))
     reduce = "max" if fault == "another reduction" else "sum"
-    return (air.reduce_scatter(sums, reduce, ranks, axis),)
+    answer = air.reduce_scatter(sums, reduce, ranks, axis)
+    if fault == "sums twice":
+        return answer, air.combine_tokens(made * 3, places, gathered(weights * 2, axis, ranks))
+    return (answer,)
 
 
 def given(tokens=TOKENS, width=WIDTH, chosen=CHOSEN, dtype=torch.float16):
@@ -106,6 +106,7 @@ def test_experts_and_weights_have_the_dtypes_of_the_kernels():
         (given(chosen=17), A3, {"own": 16}, "17 experts of a token, the kernels take 1 to 16"),
         (given(), A3, {"own": 300}, "600 experts, the kernels take 1 to 512"),
         (given(), A3, {"ranks": 500, "own": 1}, "500 ranks, the kernels take 2 to 384"),
+        (given(), A3, {"fault": "sums twice"}, "than where the rows of its experts end"),
         (given(), A3, {"fault": "reads the others"}, "than where the rows of its experts end"),
     ],
 )
@@ -136,7 +137,7 @@ def test_a_program_for_atlas_a3_answers_as_the_original(tmp_path: Path, chosen: 
     program = read_program(aotair.build(routed.exchanged_recipe(chosen, dp=2), tmp_path / "a.aotair"))
     assert collectives(program) == dict.fromkeys(EXCHANGED, 1)
     assert "npu::npu_grouped_matmul" in {op.name for op in program.ops}
-    assert program.requirements.soc == "Ascend910_93"
+    assert program.requirements.soc == "Ascend910_93" and expert_buffers(program) == {0: 200}
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", *map(long, ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "glm4_moe"))])
