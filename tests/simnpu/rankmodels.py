@@ -67,6 +67,7 @@ def answers(path: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 def own_answers(path: str, inputs: list[list[torch.Tensor]], seeds: int) -> dict[str, object]:
     """The answers to the inputs that this rank has for itself, as captured and in random orders."""
     _fused_ops()
+    before = simcann.communicators()
     with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
         found: dict[str, object] = {"answers": [_answer(model, one) for one in inputs[model.rank]]}
         orders = []
@@ -74,4 +75,5 @@ def own_answers(path: str, inputs: list[list[torch.Tensor]], seeds: int) -> dict
             with simcann.schedule(seed):
                 orders += [_answer(model, one) for one in inputs[model.rank]]
         found["orders"], found["calls"] = orders, [bucket.calls for bucket in model.stats().buckets]
+        found["communicators"] = simcann.communicators() - before
     return found

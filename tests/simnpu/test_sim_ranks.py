@@ -36,6 +36,27 @@ def original(recipe: dict) -> torch.nn.Module:
     return load_model(job_of(parse_recipe(recipe | {"mesh": {}, "parallel": "auto"})))
 
 
+def assert_alike_in_any_order(one: dict) -> None:
+    """The answers of a rank in random orders are those that it gave first, again and again."""
+    count = len(one["answers"])
+    assert one["orders"] and not len(one["orders"]) % count
+    for number, got in enumerate(one["orders"]):
+        assert torch.equal(got, one["answers"][number % count]), f"order {number // count + 1}"
+
+
+def own_answers(ranks: Ranks, recipe: dict, path: Path, seeds: int, **tolerance: float) -> list[dict]:
+    """What each of two replicas has of calls of its own sizes: the original's answers, in any order."""
+    sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
+    inputs = [[torch.randint(24, size) for size in each] for each in sizes]
+    model, found = original(recipe), ranks.run(rankmodels.own_answers, str(path), inputs, seeds)
+    for given, one in zip(inputs, found, strict=True):
+        for ids, got in zip(given, one["answers"], strict=True):
+            model.before.zero_()
+            torch.testing.assert_close(got, model(ids), **tolerance)
+        assert_alike_in_any_order(one)
+    return found
+
+
 @pytest.mark.parametrize("mesh", [{"tp": 2}, [{}, {"tp": 2}]], ids=["ranks alone", "one rank too"])
 def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_path: Path, mesh: object):
     recipe = RECIPES["shared"] | {"target": {"device": "npu"}, "mesh": mesh}
@@ -54,8 +75,7 @@ def test_a_model_that_is_shared_out_answers_as_the_original(ranks: Ranks, tmp_pa
         for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
             torch.testing.assert_close(got, answers(model, given), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(after, answers(second, given), atol=1e-5, rtol=1e-5)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        assert_alike_in_any_order(one)
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4
 
 
@@ -68,8 +88,7 @@ def test_a_residual_in_rows_is_that_of_the_original_in_any_order(ranks: Ranks, t
         for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
             torch.testing.assert_close(got, model(given), atol=1e-5, rtol=1e-5)
             assert torch.equal(got, after)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        assert_alike_in_any_order(one)
         # Of each call: three sums that are scattered, and the rows of three norms.
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 6
 
@@ -91,8 +110,7 @@ def test_stages_answer_as_the_original_in_any_order(ranks: Ranks, tmp_path: Path
         for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
             torch.testing.assert_close(got, answers(first, given), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(after, answers(second, given), atol=1e-5, rtol=1e-5)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % 2]), f"order {number // 2 + 1}"
+        assert_alike_in_any_order(one)
         # Of each call: a table, a head, and what each stage says to the other.
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == 2 * 4, rank
 
@@ -135,8 +153,7 @@ def test_products_that_meet_other_ranks(ranks: Ranks, tmp_path: Path, nz: bool):
         for given, got, after in zip(inputs, one["answers"], one["other"], strict=True):
             torch.testing.assert_close(got, first(given), atol=1e-2, rtol=1e-2)
             torch.testing.assert_close(after, second(given), atol=1e-2, rtol=1e-2)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % len(inputs)]), f"order {number // len(inputs) + 1}"
+        assert_alike_in_any_order(one)
         assert all(one["golden"]) and one["captures"] == 2 and one["collectives"] == len(inputs) * 3
 
 
@@ -144,16 +161,9 @@ def test_replicas_that_share_out_their_experts(ranks: Ranks, tmp_path: Path):
     """Each has calls of its own sizes, and runs the graph that holds those of both."""
     recipe = routed.npu_recipe(dp=2)
     path = aotair.build(recipe, tmp_path / "a.aotair")
-    sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
-    inputs = [[torch.randint(24, size) for size in each] for each in sizes]
-    model = original(recipe)
-    for given, one in zip(inputs, ranks.run(rankmodels.own_answers, str(path), inputs, SEEDS), strict=True):
-        for ids, got in zip(given, one["answers"], strict=True):
-            model.before.zero_()
-            torch.testing.assert_close(got, model(ids), atol=2e-2, rtol=2e-2)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % len(given)]), f"order {number // len(given) + 1}"
+    for one in own_answers(ranks, recipe, path, SEEDS, atol=2e-2, rtol=2e-2):
         assert one["calls"] == [0, 0, 1 + SEEDS, 2 * (1 + SEEDS)], "both ranks run (3, 4), (3, 8), (3, 8)"
+        assert one["communicators"] == 1
 
 
 @pytest.fixture(scope="module")
@@ -166,20 +176,13 @@ def ranks_of_a3():
 
 @pytest.mark.parametrize("chosen", [long(2), 3])  # of two experts that a rank has
 def test_tokens_go_to_the_ranks_of_their_experts_alone(ranks_of_a3: Ranks, tmp_path: Path, chosen: int):
-    """By kernels with a communicator of their own, in any legal order, whose buffers are as large as they need."""
+    """By kernels with a communicator of their own, in any legal order."""
     recipe = routed.exchanged_recipe(chosen, dp=2) | {"buckets": {"batch": [3], "seq": [8]}}
     path = aotair.build(recipe, tmp_path / "a.aotair")
     program = codec.parse((path / "program.msgpack").read_bytes(), "")
     assert collectives(program) == {"air::moe_distribute_dispatch": 1, "air::moe_distribute_combine": 1}
-    sizes = [[(1, 3), (3, 8), (2, 2)], [(3, 2), (1, 1), (1, 7)]]  # of each rank's calls
-    inputs = [[torch.randint(24, size) for size in each] for each in sizes]
-    model = original(recipe)
-    for given, one in zip(inputs, ranks_of_a3.run(rankmodels.own_answers, str(path), inputs, FEW_SEEDS), strict=True):
-        for ids, got in zip(given, one["answers"], strict=True):
-            model.before.zero_()
-            torch.testing.assert_close(got, model(ids), atol=0.25, rtol=2e-2)
-        for number, got in enumerate(one["orders"]):
-            assert torch.equal(got, one["answers"][number % len(given)]), f"order {number // len(given) + 1}"
+    for one in own_answers(ranks_of_a3, recipe, path, FEW_SEEDS, atol=0.25, rtol=2e-2):
+        assert one["communicators"] == 2
 
 
 @pytest.mark.parametrize("sequence", [False, True])
