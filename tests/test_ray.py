@@ -47,7 +47,6 @@ def tensor(data: object, shape: tuple[int, ...] = (2, 3), datatype: str = "INT64
     return {"name": name, "shape": list(shape), "datatype": datatype, "data": data}
 
 
-@pytest.mark.long
 def test_several_ranks_answer_in_the_open_inference_protocol(block: Deployed, folder: Path):
     ids = [[3, 1, 2], [9, 0, 23]]
     with httpx.Client(base_url=block.address, timeout=60) as client:

@@ -90,7 +90,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.long
 def test_workers_share_one_recipe(cluster: None, recipe: Path):
     result = CliRunner().invoke(main, ["build", str(recipe), "--on", "ray"], catch_exceptions=False)
     assert result.exit_code == 0, result.output

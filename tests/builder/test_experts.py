@@ -16,7 +16,7 @@ from aotair.ops.experts import combine_tokens, route_tokens
 from aotair_runtime.weights.golden import replay_golden
 
 # Of each kind one: plain ones, a shared expert and groups, biases.
-DEFAULT = {"qwen3_moe", "deepseek_v3"}
+DEFAULT = {"qwen3_moe", "deepseek_v3", "gpt_oss"}
 ALIKE = {"mixtral", "olmoe", "qwen3_moe", "granitemoe"}  # their layers are all of one kind
 
 

@@ -122,7 +122,6 @@ def test_weights_that_are_computed_of_others_are_there_once(meshes: list, common
     assert (several / "weights.safetensors").stat().st_size <= 1.02 * (alone / "weights.safetensors").stat().st_size
 
 
-@pytest.mark.long
 def test_layers_of_stages_are_there_once_and_a_rank_reads_its_own_in_the_file(common_folder: Path):
     meshes = [{"pp": 2}, {}, {"pp": 4}]
     several, alone = built(common_folder, DEEP, meshes), built(common_folder, DEEP, {})
@@ -324,7 +323,6 @@ def test_commands_that_look_at_one_mesh_say_how_to_choose_it(several: Path, comm
     assert "no program for 1 rank" in command("verify", only_ranks, code=1)
 
 
-@pytest.mark.long
 def test_weights_come_from_the_program_of_the_same_mesh(several: Path, common_folder: Path, tmp_path: Path):
     x = torch.randint(24, (1, 4))
     recipe = over(SHARED, MESHES) | {"model": SHARED["model"] | {"kwargs": {"tied": True}}}

@@ -80,7 +80,6 @@ def findings(tried: Iterable[Variation]) -> tuple[dict[tuple, str], list[str]]:
     return {key: example for key, example in unchanged.items() if key not in changed}, unnamed
 
 
-@pytest.mark.long
 def test_every_argument_changes_the_result_or_is_refused_by_name():
     # Some ops make a workspace that the host does not use, and zeros of a shape: they have no numbers.
     without = ("_get_max_workspace", "_infer_output")

@@ -80,7 +80,6 @@ def test_a_budget_is_kept_or_the_build_refuses(tmp_path):
     assert done.exit_code == 1 and "in all" in done.stdout and "1 too many" in done.stderr
 
 
-@pytest.mark.long
 def test_a_share_is_checked_where_the_device_is_known(tmp_path):
     peak = promised(plan(RECIPES["encoder"])).peak
     target = {"memory_budget": 0.5, "device_memory": 2 * peak - 2}

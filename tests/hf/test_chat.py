@@ -61,7 +61,6 @@ def test_the_likeliest_tokens_are_those_of_transformers(served: aotair.Model, ch
         assert list(generator.tokens(prompt, greedy, frozenset(), 10)) == want
 
 
-@pytest.mark.long
 def test_an_artifact_that_gives_tokens_instead_of_logits_is_never_drawn_from(checkpoint: Path, tmp_path: Path):
     model = {"pretrained": str(checkpoint), "kwargs": {"slots": 1, "length": 32, "greedy": True}}
     buckets = {"prefill": {"buckets": {"batch": [1], "seq": [8]}}, "decode": {"buckets": {"batch": [1]}}}

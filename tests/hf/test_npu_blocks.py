@@ -46,7 +46,7 @@ def over_blocks(served: aotair.Model, count: int) -> list[list[int]]:
     return torch.stack(found, 1).tolist()
 
 
-@pytest.mark.parametrize("config", [long(checkpoints.llama), long(sliding)])
+@pytest.mark.parametrize("config", [checkpoints.llama, long(sliding)])
 def test_tokens_over_blocks_that_lie_apart(config: Any, tmp_path: Path):
     model = written(tmp_path / "w", config())
     path = aotair.build(blocks.recipe(tmp_path / "w"), tmp_path / "x.aotair")

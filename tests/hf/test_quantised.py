@@ -52,7 +52,6 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, torch.n
     return folder / "w", aotair.build(recipe(folder / "w"), folder / "x.aotair"), tool
 
 
-@pytest.mark.long
 def test_the_tokens_are_those_of_the_tools_own_model(first: tuple[Path, Path, torch.nn.Module]):
     _, artifact, tool = first
     with aotair.load(artifact, enable_output_clone=True) as served:

@@ -98,7 +98,6 @@ def test_a_mesh_is_named_where_two_have_as_many_ranks(tmp_path: Path):
                 torch.testing.assert_close(torch.tensor(got), want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.long
 def test_a_process_group_of_some_ranks_takes_the_program_for_so_many(several: Path, tmp_path: Path):
     found = said(started(4, "in_groups", tmp_path, several), tmp_path)
     assert [None if one is None else one["mesh"] for one, _ in found] == ["1 rank", "tp=2", "tp=2", None]

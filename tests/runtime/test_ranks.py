@@ -96,7 +96,6 @@ def test_other_weights_come_whole_and_go_to_their_ranks(shared: Path, tmp_path: 
         assert "rank 1: " in one["unlike"][0] and str(shared) in one["unlike"][0]
 
 
-@pytest.mark.long
 def test_a_process_that_leaves_its_model_open_ends_as_it_should(shared: Path, tmp_path: Path):
     """Without an end of its groups, Gloo's threads abort most of such processes."""
     for turn in range(4):
@@ -160,7 +159,6 @@ def test_a_rank_that_drives_or_is_driven_and_ends_is_named_at_once(shared: Path,
     assert one["seconds"] < 10 and one["after"].startswith("ClosedError")
 
 
-@pytest.mark.long
 def test_a_rank_that_stands_still_is_named_within_the_time_that_was_asked_for(shared: Path, tmp_path: Path):
     processes = started(2, "loses", tmp_path, shared, 1, "stands")
     stop(processes[1].pid, tmp_path)

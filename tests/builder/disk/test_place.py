@@ -217,14 +217,14 @@ def test_what_was_set_aside_is_read_and_put_back(tmp_path: Path):
     aotair.load(out).close()
 
 
-@pytest.mark.parametrize("kills", [2, long(60)])
+@pytest.mark.parametrize("kills", [2, long(6), long(60)])
 def test_builds_and_signings_killed_at_random_moments_leave_the_old_one_or_the_new_one(tmp_path: Path, kills: int):
     out = run("benchmarks.killed", "--kills", str(kills), "--folder", str(tmp_path))
     lines = [line for line in out.splitlines() if f"of {kills} kills" in line]
     assert len(lines) == 6 and all("MET" in line for line in lines), out
 
 
-@pytest.mark.parametrize("loads", [long(24), long(200)])  # in four ways
+@pytest.mark.parametrize("loads", [24, long(200)])  # in four ways
 def test_loads_while_the_artifact_is_exchanged_have_one_or_the_other(tmp_path: Path, loads: int):
     out = run("benchmarks.exchanged", "--loads", str(loads), "--folder", str(tmp_path))
     lines = [line for line in out.splitlines() if f"of {loads // 4} loads" in line]

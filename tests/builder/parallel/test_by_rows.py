@@ -111,7 +111,6 @@ def test_styles_that_do_not_fit_stages_are_refused(tmp_path: Path, parallel: dic
         built(tmp_path / "a.aotair", Blocks(), mesh={"pp": 2, "tp": 2}, parallel=parallel)
 
 
-@pytest.mark.long
 def test_stages_whose_norms_are_made_by_rows(tmp_path: Path):
     model = Blocks()
     path = built(tmp_path / "a.aotair", model, mesh={"pp": 2, "tp": 2}, parallel=PLAN | {"blocks": "stages"})

@@ -29,7 +29,7 @@ def answers(path: Path, entry: str, inputs: list[torch.Tensor]) -> list[list[tor
         return ranks.entry_points[entry].flat(inputs)
 
 
-@pytest.mark.parametrize("sequence", [False, long(True)])
+@pytest.mark.parametrize("sequence", [long(False), True])
 def test_parallelize_module(tmp_path: Path, sequence: bool):
     hook = sys.excepthook
     wished = SHARED_BY_TORCH["model"] | {"kwargs": {"sequence": sequence}}
@@ -62,7 +62,6 @@ def test_four_ranks_beside_one(tmp_path: Path):
         torch.testing.assert_close(alone(ids), model(ids), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.long
 def test_a_weight_cut_along_both_axes(tmp_path: Path):
     path = aotair.build(shared("cut_twice", ROWS, {"n": [2, 4]}, {"a": 2, "b": 2}), tmp_path / "a.aotair")
     shards = {constant.name: constant.shard for constant in read_program(path).constants}

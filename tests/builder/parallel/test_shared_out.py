@@ -273,7 +273,6 @@ def test_one_rank_is_no_mesh(tmp_path: Path, parts: dict):
     aotair.load(path).close()
 
 
-@pytest.mark.long
 def test_experts_are_apart_where_a_plan_for_them_alone_says_so(tmp_path: Path):
     summary = build_with_summary(mixture("gpt_oss", layers=1) | {"mesh": {"ep": 2}}, tmp_path / "a.aotair", Listener())
     assert summary.shared_out is not None and summary.shared_out.styles == {"expert": 1}
