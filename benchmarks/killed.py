@@ -37,6 +37,7 @@ from .common import BUILD, Row, options, report
 from .exchanged import VALUES
 
 _BUILDS, _SIGNINGS = 2.5, 3  # that a child has the time for, at the most
+_WAIT = 10.0  # seconds for something to be in the midst of writing
 
 
 def main() -> None:
@@ -74,7 +75,8 @@ def kills(folder: Path, number: int) -> Counter:
         fresh = turn % 4 == 3
         if fresh:
             shutil.rmtree(out)
-        _killed(made, out, chance.uniform(0, most), two_steps=turn % 2 == 0)
+        child = _building(made, out, two_steps=turn % 2 == 0)
+        _kill(child, chance.uniform(0, most), waits_for=place_of if turn % 4 < 2 else None)
         count["writing"] += len(os.listdir(place_of)) > 1
         count["broken"] += _digest(out) not in ({*known, ""} if fresh else known)
         made[turn % 2].write(out)
@@ -94,7 +96,7 @@ def signings(folder: Path, number: int) -> Counter:
         sign_artifact(out, keys[0])
     most = time.perf_counter() - began
     for turn in range(number):
-        _killed_signing(out, keys, chance.uniform(0, most))
+        _kill(_signing(out, keys), chance.uniform(0, most), waits_for=place_of if turn % 2 == 0 else None)
         count["writing"] += len(os.listdir(place_of)) > 1
         count["broken"] += not any(_is_signed(out, key) for key in keys)
         sign_artifact(out, keys[turn % 2])
@@ -113,13 +115,26 @@ def _key(file: Path) -> Signer:
     return Signer(file)
 
 
-def _killed_signing(out: Path, keys: list[Signer], seconds: float) -> None:
-    """A child that signs again and again, and is killed after so many seconds."""
+def _signing(out: Path, keys: list[Signer]) -> int:
+    """A child that signs again and again, until it is killed."""
     child = os.fork()
     if child == 0:
         for turn in itertools.count():
             sign_artifact(out, keys[turn % 2])
+    return child
+
+
+def _kill(child: int, seconds: float, waits_for: Path | None) -> None:
+    """The child is killed after so many seconds, or as soon after them as there is something aside in the folder."""
     time.sleep(seconds)
+    ends = time.monotonic() + _WAIT
+    while waits_for is not None and time.monotonic() < ends:
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        if len(os.listdir(waits_for)) > 1:
+            break
+        os.kill(child, signal.SIGCONT)
+        time.sleep(0.0005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -151,17 +166,15 @@ class _Made:
         return _digest(out)
 
 
-def _killed(made: list[_Made], out: Path, seconds: float, two_steps: bool) -> None:
-    """A child that builds again and again, and is killed after so many seconds."""
+def _building(made: list[_Made], out: Path, two_steps: bool) -> int:
+    """A child that builds again and again, until it is killed."""
     child = os.fork()
     if child == 0:
         if two_steps:
             place.exchange = lambda *_: False
         for turn in itertools.count():
             made[turn % 2].write(out)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    return child
 
 
 def _digest(out: Path) -> str:
