@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import torch
 from aotair import fusion
 from aotair.fusion.alike import AlikeRanks
 from aotair.fusion.matcher import fwd_only
-from aotair.ops import air
+from aotair.ops import air, rows
 from aotair.ops import experts as _experts  # noqa: F401 (defines ops)
 from aotair.ops.registry import Unserved
 from aotair.passes import canonicalise, fuse, remove_noop_ops
@@ -451,6 +452,28 @@ def _met(chooser: random.Random, make: Callable, kind: str) -> Case:
     return function, (left, right)
 
 
+def _met_or_by_rows(chooser: random.Random, make: Callable, kind: str) -> Case:
+    return (_met if chooser.random() < 0.5 else _by_rows)(chooser, make, kind)
+
+
+def _by_rows(chooser: random.Random, make: Callable, kind: str) -> Case:
+    """The same where each rank has some rows, of a number that ranks divide or not."""
+    sizes = chooser.choice([(128,), (131,), (2, 64), (3, 43), (2, 2, 33), (3, 5)])
+    k, dtype, axis = chooser.choice([256, 256, 128]), chooser.choice(HALVES), chooser.choice(["tp"] * 4 + ["many"])
+    ranks, again = next(one.size for one in MESH if one.name == axis), chooser.random() < 0.3
+    biased, call = chooser.random() < 0.3, _other_stream(chooser)
+    shape = (-(-math.prod(sizes) // ranks), k) if kind == "all_gather" else (*sizes, k)
+
+    def function(x, weight, bias):
+        given = call(rows.ALL, x, sizes, ranks, axis) if kind == "all_gather" else x
+        made = aten.linear.default(given, weight, *((bias,) if biased else ()))
+        if kind == "all_gather":
+            return (made * 2, *((given * 3,) if again else ()))
+        return (call(rows.SUM, made, ranks, axis) * 2, *((made * 3,) if again else ()))
+
+    return function, (make(*shape).to(dtype), make(32, k).to(dtype), make(32).to(dtype))
+
+
 _CASES = {
     "lift_rms_norm": _rms_norm,
     "lift_add_rms_norm": _add_norm,
@@ -465,7 +488,7 @@ _CASES = {
     "transpose_batchmatmul": _bmm,
     "add_rms_norm_quant": _quant,
     "mm_all_reduce": functools.partial(_met, kind="all_reduce"),
-    "mm_reduce_scatter": functools.partial(_met, kind="reduce_scatter"),
-    "all_gather_mm": functools.partial(_met, kind="all_gather"),
+    "mm_reduce_scatter": functools.partial(_met_or_by_rows, kind="reduce_scatter"),
+    "all_gather_mm": functools.partial(_met_or_by_rows, kind="all_gather"),
     "group_attention": _attention,
 }

@@ -16,7 +16,7 @@ from ..graph.fake import storage_of, tensors_of
 from ..graph.operand import operands
 from ..graph.origin import SPECIALISE, copied, made_by
 from ..graph.user_line import source
-from ..ops import experts, int4, rows
+from ..ops import experts, int4, row_products, rows
 from ..target.out_variants import out_variant
 from ..target.target import HOST, Target
 from .bodies import NoBody, body, kernel_calls
@@ -32,7 +32,7 @@ _ALWAYS = frozenset({*LOWERINGS, *COPIES, *FILLS, *UNINITIALISED, torch.ops.aten
 }
 
 
-_TAKEN_APART = experts.TAKEN_APART | rows.TAKEN_APART  # before any node sees them
+_TAKEN_APART = experts.TAKEN_APART | rows.TAKEN_APART | row_products.TAKEN_APART  # before any node sees them
 
 # What gives a number that the host has to know: a capture cannot wait for it.
 _READS = {torch.Tag.data_dependent_output}

@@ -10,7 +10,9 @@ from torch.fx.node import Node
 from aotair_runtime.format.mesh import COLLECTIVES, group_argument
 
 from ...graph.sizes import most
+from ...ops import row_products
 from ...ops.npu.meeting_products import SIZES
+from ...ops.rows import ALL, SUM
 from ...target.target import Target
 from ..matcher import CallFunction, KeywordArg, PatternExpr, call
 from .npu import not_halves, val
@@ -20,8 +22,10 @@ Turn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # Rows for which products and messages can go on at the same time: the kernels cut them into pieces, of 128 at least.
 _LEAST_ROWS = 128
 _MOST_K = 65535
+ANY = tuple(range(2, 9))  # dimensions, of a factor whose rows are put one behind the other
 _FUSED = tuple(f"npu::{name}" for name in COLLECTIVES["npu"][1])
 _LIKE = ("air::all_reduce", "air::reduce_scatter", "air::all_gather", *_FUSED)
+_BY_ROWS = frozenset({SUM, ALL}) | row_products.TAKEN_APART
 
 
 def products(left: PatternExpr) -> tuple[tuple[CallFunction, Turn], ...]:
@@ -91,7 +95,7 @@ def _axis(graph: torch.fx.Graph, device: Target) -> str:
 def _met(node: Node) -> str:
     """The axis that a call names, where the kernels do something like it; nothing for another."""
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or op.name() not in _LIKE:
+    if not isinstance(op, torch._ops.OpOverload) or not (op in _BY_ROWS or op.name() in _LIKE):
         return ""
-    named = group_argument(op.name())
+    named = "axis" if op in _BY_ROWS else group_argument(op.name())
     return next(str(arg) for arg, argument in zip(node.args, op._schema.arguments) if argument.name == named)

@@ -46,6 +46,18 @@ def test_every_sum_is_scattered(tmp_path: Path):
     assert collectives(program) == {"air::reduce_scatter": 3, "air::all_gather": 3}
 
 
+def test_on_npus_products_beside_rows_are_one_kernel_with_what_the_ranks_exchange(tmp_path: Path):
+    model, sizes = Blocks(width=256).half(), {"batch": [1, 3], "seq": [1, 43]}
+    path = built(tmp_path / "a.aotair", model, target={"device": "npu"}, buckets=sizes)
+    fused = {"npu::npu_mm_reduce_scatter_base": 2, "npu::npu_all_gather_base_mm": 2}
+    # What is left: the sum of the table's parts, and the rows of the last norm.
+    assert collectives(read_program(path)) == fused | {"air::reduce_scatter": 1, "air::all_gather": 1}
+    model.float()
+    for size in ((1, 1), (1, 7), (2, 43), (3, 43)):
+        ids = torch.randint(32, size, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(answers(path, ids).float(), model(ids), atol=1e-2, rtol=1e-2)
+
+
 def test_the_program_has_one_graph_for_all_sizes(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="aotair"):
         built(tmp_path / "a.aotair", Blocks())
