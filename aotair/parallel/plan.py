@@ -55,7 +55,7 @@ def planned(model: nn.Module, patterns: Mapping[str, str], mesh: Sequence[Axis],
         style, _, axis = text.partition("@")
         if style not in (*STYLES, STAGES, _OWN_PLAN) or (axis and (axis not in axes or style == _OWN_PLAN)):
             raise ModelError(
-                f"parallel.{pattern}: no such style",
+                f"parallel.{pattern}: no such style or axis",
                 where=where,
                 expected=f"{', '.join((*STYLES, STAGES))}; with @AXIS, one of {', '.join(axes)}; or {_OWN_PLAN}",
                 got=text,

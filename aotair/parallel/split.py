@@ -81,7 +81,8 @@ def split(model: nn.Module, mesh: Sequence[Axis], parallel: str | Mapping[str, s
             "mesh: nothing of the model can be shared out over so many ranks",
             where=where,
             got="; ".join(f"{name}: {why}" for name, why in list(splitter.kept.items())[:4]),
-            fix="choose numbers of ranks that divide the model's heads and widths, and styles for plain layers",
+            fix="choose numbers of ranks that divide the model's heads, widths and experts, and for each module a "
+            "style that is for such",
         )
     splitter.cut_states()
     inputs = tuple(sorted(splitter.own_inputs))

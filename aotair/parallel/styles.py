@@ -247,8 +247,12 @@ def _experts_width(module: nn.Module, place: Place, units: int) -> Iterator[Cut]
 
 def _experts_number(module: nn.Module, place: Place, units: int) -> Iterator[Cut]:
     """Some of the experts, whole."""
-    number = getattr(module, "num_experts", 0)
-    if not isinstance(number, int) or not number or number % place.size:
+    number = getattr(module, "num_experts", None)
+    if not isinstance(number, int) or not number:
+        raise CannotCut(f"{type(module).__name__} has no experts, of which num_experts is the number", 0)
+    if not (hasattr(module, "is_transposed") or "first_expert" in module._buffers):  # transformers' own, or who knows
+        raise CannotCut(f"{type(module).__name__} knows of no ranks: it has no buffer first_expert", 0)
+    if number % place.size:
         raise CannotCut(f"{number} experts", place.size)
     for name, weight in module.named_parameters(recurse=False):
         if weight.shape[0] != number:

@@ -26,7 +26,14 @@ _aten, _air = torch.ops.aten, torch.ops.air
 _HALVES = (torch.float16, torch.bfloat16)
 # What the documentation of the two ops says of Atlas A3. The kernels of Atlas A2 take other arguments.
 _SOC = "Ascend910_93"
-_MOST_RANKS, _MOST_EXPERTS, _MOST_CHOSEN, _MOST_TOKENS, _WIDTHS = 384, 512, 16, 512, (1024, 7168)
+_MOST_RANKS, _MOST_EXPERTS, _MOST_TOKENS, _WIDTHS = 384, 512, 512, (1024, 7168)
+# What changes no number of a tensor of them, but where or how they lie.
+_ALIKE = frozenset(
+    {
+        *(_aten._to_copy.default, _aten.clone.default, _aten.alias.default, _aten.detach.default),
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default),
+    }
+)
 
 
 class _Found(NamedTuple):
@@ -125,17 +132,38 @@ def _why_not(found: _Found, target: Target) -> str:
     for what, value, least, limit in (
         ("ranks", found.ranks, 2, _MOST_RANKS),
         ("experts", number, 1, _MOST_EXPERTS),
-        ("experts of a token", chosen, 1, min(_MOST_CHOSEN, number)),
+        ("experts of a token", chosen, 1, min(exchange.MOST_CHOSEN, number)),
         ("numbers in a row", width, *_WIDTHS),
     ):
         if not isinstance(value, int) or not least <= value <= limit:
             return f"there are {value} {what}, the kernels take {least} to {limit}"
     if most(tokens) > _MOST_TOKENS:
         return f"a call may have {most(tokens)} tokens, the kernels take {_MOST_TOKENS}"
+    if why := _why_alike(found.chosen, number):
+        return why
     places, ends = _users(found.route, 1), _users(found.route, 2)
     if len(places) > 1 or not all(map(_leaves_the_last_out, ends)):  # the sum that was found is one of them
         return f"more is read of {found.route.name} than where the rows of its experts end"
     return ""
+
+
+def _why_alike(chosen: Node, number: int) -> str:
+    """Why a token may have the same expert twice, or none, which the kernels would take for something else; empty where
+    it has the places of some of its largest scores, one for each expert."""
+    node = chosen
+    while node.target in _ALIKE and node.all_input_nodes[0].meta["val"].shape == chosen.meta["val"].shape:
+        node = node.all_input_nodes[0]
+    if not (node.target is operator.getitem and index_of(node) == 1 and _is_top(node.all_input_nodes[0], number)):
+        return f"{chosen.name} may hold an expert twice, or none: it is not where a token's highest scores are (topk)"
+    return ""
+
+
+def _is_top(node: Node, number: int) -> bool:
+    """Whether a call looks for the highest or least of so many numbers in each row."""
+    if node.target is not _aten.topk.default or node.args[2:3] not in ((), (-1,), (1,)):
+        return False
+    shape = node.all_input_nodes[0].meta["val"].shape
+    return len(shape) == 2 and shape[1] == number
 
 
 def _other_axis(found: _Found, axis: str) -> str:

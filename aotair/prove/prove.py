@@ -44,8 +44,9 @@ _FAST_PATH = (
 )
 _SHARED_OUT = (
     "look at parallel: between a colwise and a rowwise layer each number may depend on numbers of its own rank alone "
-    "(no softmax, norm or chunk over all of them), and in a module of sequence on those of its own row; built without "
-    "mesh, the model shows whether anything else is wrong"
+    "(no softmax, norm or chunk over all of them), and in a module of sequence on those of its own row; a module of "
+    "experts computes num_experts of them, from first_expert on; built without mesh, the model shows whether anything "
+    "else is wrong"
 )
 _OTHERS = "; where another rank's inputs are larger, a call runs in a larger bucket, which has to be right for it"
 Tensors = dict[str, torch.Tensor]

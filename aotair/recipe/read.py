@@ -316,7 +316,7 @@ def _check_distinct(entry: EntryJob) -> None:
 
 def _explain(error: ValidationError, where: str) -> RecipeError:
     details = error.errors(include_url=False)
-    first = min(details, key=lambda item: (item["type"] != "extra_forbidden", len(details)))
+    first = min(details, key=lambda item: (item["type"] != "extra_forbidden", -len(item["loc"])))
     path = _path(first)
     got = first.get("input")
     expected, fix = "", ""

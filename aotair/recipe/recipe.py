@@ -129,7 +129,9 @@ class TargetPart(Part):
     device: Literal["cpu", "cuda", "npu"] = Field(
         default="cpu", description="the kind of device; the build machine needs none"
     )
-    soc: str | None = Field(default=None, description="how the name of the device begins, as Ascend910B; null: any")
+    soc: str | None = Field(
+        default=None, min_length=1, description="how the name of the device begins, as Ascend910B; null: any"
+    )
     torch_npu: str | None = Field(
         default=None, pattern=r"^\d+(\.\d+)*$", description="the least version of torch_npu on the node; null: any"
     )
@@ -165,6 +167,10 @@ class TargetPart(Part):
     def _consistent(self) -> "TargetPart":
         if self.torch_npu is not None and self.device != "npu":
             raise ValueError("torch_npu is a requirement of device: npu")
+        if self.soc is not None and self.device == "cpu":
+            raise ValueError("soc is how the name of an NPU or a GPU begins: leave it out, or say which device it is")
+        if self.soc is not None and self.device == "npu" and not self.soc.startswith("Ascend"):
+            raise ValueError("soc is how an NPU's name begins, which is Ascend910B, Ascend910_93 or another Ascend")
         return self
 
 

@@ -6,9 +6,11 @@ import random
 
 import torch
 
+from aotair.fusion.alike import AlikeRanks
 from aotair_runtime.confine.arguments import check_arguments
 from aotair_runtime.confine.check import check_calls
 from aotair_runtime.confine.op_table import Allowed
+from aotair_runtime.devices import groups
 from aotair_runtime.errors import AotairError
 from aotair_runtime.format import schema
 from aotair_runtime.format.schema import Form, Space
@@ -21,6 +23,7 @@ from .supervised import Fault
 
 MOST = 1 << 16  # bytes of a tensor
 LARGE = 1e37
+MESH = (schema.Axis("tp", 2),)
 IN_ORDER = ("aten::gelu", "aten::_softmax")  # torch's own write another order into results that lie otherwise
 
 
@@ -90,7 +93,8 @@ class Runner:
         small = self._joined(op, args, kwargs, placed, before, written)
         state = torch.random.get_rng_state()
         try:
-            op(*args, **kwargs)
+            with groups.named({axis.name: AlikeRanks(axis.size) for axis in MESH}):
+                op(*args, **kwargs)
             end = "ran"
         except MemoryError as error:
             raise Fault(f"memory: {error}") from error
@@ -181,6 +185,8 @@ def _value(arg, tensors):
         return getattr(torch, arg.name)
     if isinstance(arg, schema.LayoutArg):
         return getattr(torch, arg.name)
+    if isinstance(arg, schema.GroupArg):
+        return MESH[arg.axis].name
     if isinstance(arg, schema.DeviceArg):
         return torch.device(tensors[0].device) if tensors else torch.device("cpu")
     return arg
@@ -231,5 +237,5 @@ def _program(op: torch._ops.OpOverload, instruction: schema.Instruction, tensors
         schema.Requirements("2.13", "2.13", "cpu"),
         schema.Options(True, False),
         schema.Tolerance(0.0, 0.0),
-        (), (), (schema.Op(op.name(), str(op._schema)),), layouts, (instruction,), (entry,), start, 64, (),
+        (), (), (schema.Op(op.name(), str(op._schema)),), layouts, (instruction,), (entry,), start, 64, (), mesh=MESH,
     )  # fmt: skip

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from aotair_runtime.format.schema import GroupArg
+
 _SMALL = 4096  # elements
 _MOST = 6  # calls kept of each op
 
@@ -152,6 +154,22 @@ def _gates(rows: int) -> list[Spec]:
     return [_t(rows, 4), _t(rows, 5), _t(rows), _t(rows)]
 
 
+_GROUP = GroupArg(0)  # of two ranks
+_CHOSEN = _whole(3, 2, high=4, dtype="int32")  # of four experts, two for each token
+_COLLECTIVES = {
+    "all_reduce": (_t(4, 6), "sum", _GROUP),
+    "all_reduce_": (_t(4, 6), "sum", _GROUP),
+    "all_gather": (_t(4, 6), 2, _GROUP),
+    "reduce_scatter": (_t(4, 6), "sum", 2, _GROUP),
+    "all_to_all": (_t(4, 6), 2, _GROUP),
+    "stage_input": (_t(4, 6), 2, _GROUP),
+    "stage_output": (_t(4, 6), 2, _GROUP),
+    "moe_distribute_dispatch": (_t(3, 6), _CHOSEN, 4, 2, _GROUP),
+    "moe_distribute_combine": (
+        *(_t(12, 6), _CHOSEN, _t(3, 2)),
+        *(_whole(12 * 128, high=9, dtype="int32"), _whole(4, high=5, dtype="int32"), 4, 2, _GROUP),
+    ),
+}
 _RECURRENT = (True, 1, 0.0, False, False, False)  # biases, layers, dropout, train, both directions, batch first
 # Of ops that torch has no samples of, or that its samples do not reach.
 BY_HAND = (
@@ -288,6 +306,11 @@ BY_HAND = (
     ),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), None), ()),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), _t(3, 6)), ()),
+    *(
+        Call(f"air::{name}", args, ())
+        for packet, args in _COLLECTIVES.items()
+        for name in (packet, *(() if packet.endswith("_") or packet.startswith("moe") else (f"{packet}.out",)))
+    ),
     Call("aten::_logcumsumexp", (_t(4, 5), 1), ()),
     Call("aten::split_copy.Tensor", (_t(6, 5), 2, 0), ()),
 )

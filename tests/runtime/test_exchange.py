@@ -110,6 +110,9 @@ def test_notes_that_are_no_notes_are_refused():
         lambda x, e, w: DISPATCH(x, e.long(), 4, 2, ""),
         lambda x, e, w: DISPATCH(x, e, 5, 2, ""),
         lambda x, e, w: DISPATCH(x, e, 0, 2, ""),
+        lambda x, e, w: DISPATCH(x, e.repeat(1, 2), 2, 2, ""),  # more experts of a token than there are
+        lambda x, e, w: DISPATCH(x, e.repeat(1, 9), 32, 2, ""),
+        lambda x, e, w: COMBINE(x.repeat(2, 1), e.repeat(1, 9), w.repeat(1, 9), e.view(-1), e.view(-1), 32, 2, ""),
         lambda x, e, w: COMBINE(x, e, w, e.view(-1), e.view(-1), 4, 2, ""),
         lambda x, e, w: COMBINE(x, e, w.double(), e.view(-1), e.view(-1), 4, 2, ""),
     ],

@@ -13,6 +13,7 @@ from torch import Tensor
 from .groups import Group, members
 
 NOTE = 128  # int32 numbers that the kernels keep for each row, to find the way back
+MOST_CHOSEN = 16  # experts of a token
 _library = torch.library.Library("air", "FRAGMENT")
 
 
@@ -32,6 +33,7 @@ def _dispatch_shapes(
         given = f"{list(x.shape)} and {experts.dtype} {list(experts.shape)}"
         raise ValueError(f"moe_distribute_dispatch takes x (n, width) and experts (n, k) int32, not {given}")
     own, rows = _of_a_rank(number, ranks), received(experts, number, ranks)
+    _refuse_too_many(experts, number)
     return (
         x.new_empty(rows, x.shape[1]),
         x.new_empty(rows, dtype=torch.float32),
@@ -48,10 +50,18 @@ def _combine_shape(
     if not sent or weights.dtype != torch.float32 or experts.dtype != torch.int32:
         raise ValueError("moe_distribute_combine takes rows (a, width), experts (n, k) int32, weights (n, k) float32")
     own, most = _of_a_rank(number, ranks), received(experts, number, ranks)
+    _refuse_too_many(experts, number)
     noted = notes.dtype == counts.dtype == torch.int32 and notes.shape == (most * NOTE,)
     if rows.shape[0] != most or not noted or counts.shape != (own * ranks,):
         raise ValueError("moe_distribute_combine takes what moe_distribute_dispatch gave for these experts")
     return rows.new_empty(experts.shape[0], rows.shape[1])
+
+
+def _refuse_too_many(experts: Tensor, number: int) -> None:
+    if experts.shape[1] > (limit := min(number, MOST_CHOSEN)):
+        raise ValueError(
+            f"moe_distribute: a token has {experts.shape[1]} experts, and the kernels take {limit} of {number}"
+        )
 
 
 def _of_a_rank(number: int, ranks: int) -> int:
@@ -100,12 +110,14 @@ def _combine(
     places = notes.view(-1, NOTE)[:, 0][: max(end, 0)].long()
     if not 0 <= end <= rows.shape[0] or (end and not 0 <= int(places.min()) <= int(places.max()) < most):
         raise ValueError("moe_distribute_combine takes the notes and counts that moe_distribute_dispatch gave")
-    back = rows.new_zeros(most, rows.shape[1])
-    back[places] = rows[:end]
-    own = rows.new_empty(experts.numel(), rows.shape[1])
-    found.reduce_scatter(own, back, "sum")  # each row is that of one rank; the others have zeros
-    products = own.view(*experts.shape, -1).float() * weights.unsqueeze(-1)
-    return made.copy_(products.sum(1))
+    sums, tokens = rows.new_zeros(made.shape, dtype=torch.float32), ranks * experts.shape[0]
+    for number_of_token in range(experts.shape[1]):  # one after the other: no more memory than the rows have
+        here = (places % experts.shape[1] == number_of_token).nonzero().squeeze(1)
+        back, own = rows.new_zeros(tokens, rows.shape[1]), torch.empty_like(made)
+        back[places[here] // experts.shape[1]] = rows[here]
+        found.reduce_scatter(own, back, "sum")  # each row is that of one rank; the others have zeros
+        sums += own.float() * weights[:, number_of_token, None]
+    return made.copy_(sums)
 
 
 def _of_all(found: Group, x: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def test_it_is_for_the_axis_dp_unless_it_says_another():
     [
         ({"experts": "expert_dispatch"}, {"tp": 2}, "expert_dispatch has no axis"),
         ({"experts": "expert_dispatch"}, {"dp": 3}, "nothing of the model can be shared out"),
-        ({"experts": "auto@dp"}, {"dp": 2}, "no such style"),
+        ({"experts": "auto@dp"}, {"dp": 2}, "no such style or axis"),
         ({"pairs": "expert_dispatch"}, {"dp": 2}, "gives tuple"),
         ({"numbered": "expert_dispatch"}, {"dp": 2}, r"is given \[\]"),
         ({"*": "auto"}, {"dp": 2}, "nothing of the model is shared out"),

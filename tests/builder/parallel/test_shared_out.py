@@ -186,9 +186,9 @@ def test_what_cannot_be_cut_evenly_stays_whole_with_the_reason():
     [
         ({"mesh": {"pp": 2}}, ModelError, "has no axis"),
         ({"mesh": {}}, RecipeError, "add mesh"),
-        ({"parallel": {"up": "sideways"}}, ModelError, "no such style"),
+        ({"parallel": {"up": "sideways"}}, ModelError, "no such style or axis"),
         ({"parallel": {"nothing": "colwise"}}, ModelError, "no module of the model has such a name"),
-        ({"parallel": {"up": "colwise@ep"}}, ModelError, "no such style"),
+        ({"parallel": {"up": "colwise@ep"}}, ModelError, "no such style or axis"),
         ({"parallel": "auto"}, ModelError, "nothing of the model is shared out"),
         ({"mesh": {"ep": 2}}, ModelError, "has no axis"),
     ],

@@ -55,18 +55,23 @@ def layer(x, chosen, weights, first_expert, *, own=OWN, ranks=RANKS, axis="dp", 
     return (answer,)
 
 
-def given(tokens=TOKENS, width=WIDTH, chosen=CHOSEN, dtype=torch.float16):
+def given(tokens=TOKENS, width=WIDTH, chosen=CHOSEN, dtype=torch.float16, experts=RANKS * OWN):
+    """Rows, for each the scores of all experts and weights of those with the highest, and the first own expert."""
     return (
         torch.randn(tokens, width).to(dtype),
-        torch.randint(8, (tokens, chosen)),
+        torch.rand(tokens, experts),
         torch.rand(tokens, chosen).to(dtype),
         torch.tensor([0]),
     )
 
 
-def after(inputs, target: Target = A3, limit: int | None = None, **options) -> torch.fx.GraphModule:
-    def function(x, chosen, weights, first_expert):
-        return layer(x, chosen, weights, first_expert, **options)
+def highest(scores: torch.Tensor, number: int) -> torch.Tensor:
+    return scores.topk(number, -1)[1]
+
+
+def after(inputs, target: Target = A3, limit: int | None = None, choose=highest, **options) -> torch.fx.GraphModule:
+    def function(x, scores, weights, first_expert):
+        return layer(x, choose(scores, weights.shape[1]), weights, first_expert, **options)
 
     module = trace(function, *inputs)
     exchange_tokens.run(module, Edits("exchange_tokens", target, limit))
@@ -103,7 +108,7 @@ def test_experts_and_weights_have_the_dtypes_of_the_kernels():
         (given(width=512), A3, {}, "512 numbers in a row, the kernels take 1024 to 7168"),
         (given(width=8192), A3, {}, "8192 numbers in a row"),
         (given(tokens=513), A3, {}, "513 tokens, the kernels take 512"),
-        (given(chosen=17), A3, {"own": 16}, "17 experts of a token, the kernels take 1 to 16"),
+        (given(chosen=17, experts=32), A3, {"own": 16}, "17 experts of a token, the kernels take 1 to 16"),
         (given(), A3, {"own": 300}, "600 experts, the kernels take 1 to 512"),
         (given(), A3, {"ranks": 500, "own": 1}, "500 ranks, the kernels take 2 to 384"),
         (given(), A3, {"fault": "sums twice"}, "than where the rows of its experts end"),
@@ -116,13 +121,42 @@ def test_what_the_kernels_do_not_take_is_left(caplog, inputs, target: Target, op
     assert says in caplog.text and DISPATCH not in found and "air.route_tokens.default" in found
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda scores, k: scores.topk(k, -1)[1].to(torch.int32),
+        lambda scores, k: scores.topk(k, 1, False, False)[1].clone(),
+    ],
+)
+def test_places_of_scores_are_never_alike(choose):
+    assert DISPATCH in targets(after(given(), choose=choose))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda scores, k: scores[:, :k].to(torch.int64),  # a table says
+        lambda scores, k: scores.topk(k, -1)[1].masked_fill(scores[:, :k] < 0.1, RANKS * OWN),  # sometimes none
+        lambda scores, k: scores.topk(k, -1)[1] // 2,
+        lambda scores, k: scores.t().contiguous().topk(k, 0)[1].t(),
+        lambda scores, k: scores[:, :-1].topk(k, -1)[1],  # of which the numbers may be those of others
+        lambda scores, k: scores.flatten().topk(k * scores.shape[0])[1].view(-1, k),
+    ],
+)
+def test_a_token_that_may_have_an_expert_twice_or_none_is_left(caplog, choose):
+    with caplog.at_level(logging.DEBUG, logger="aotair"):
+        assert DISPATCH not in targets(after(given(), choose=choose))
+    assert "may hold an expert twice, or none" in caplog.text
+
+
 def test_what_is_no_such_layer_is_left():
     assert DISPATCH not in targets(after(given(), fault="another reduction"))
     assert DISPATCH not in targets(after(given(), limit=0))
 
 
 def test_a_program_exchanges_along_one_axis(caplog):
-    def both(x, chosen, weights, first_expert):
+    def both(x, scores, weights, first_expert):
+        chosen = highest(scores, CHOSEN)
         once = layer(x, chosen, weights, first_expert)[0]
         return layer(once, chosen, weights, first_expert, axis="tp")
 
