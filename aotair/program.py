@@ -139,7 +139,7 @@ def _program(
         arena=max(bucket.height for entry in entries for bucket in entry.buckets),
         alignment=ALIGNMENT,
         files=(),
-        reserve=Reserve(_workspace(job), job.needs.reserve),
+        reserve=Reserve(_workspace(job), job.needs.reserve, job.needs.hccl_buffer or 0),
         quantisation=_quantisation(job),
         mesh=job.mesh,
     )

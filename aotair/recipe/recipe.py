@@ -146,6 +146,11 @@ class TargetPart(Part):
         description="bytes that kernels take beside planned memory, for each stream; null: what cuBLAS takes",
     )
     reserve: Bytes = Field(default=0, description="bytes that the device itself and its graphs take")
+    hccl_buffer: Bytes | None = Field(
+        default=None,
+        description="whole MiB of each of the two buffers that a communicator of HCCL has, one for each axis of mesh: "
+        "they are promised then; null: what HCCL_BUFFSIZE says on the node, and not promised",
+    )
     allow_namespaces: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list, description="namespaces of custom ops that every node defines and allows when it loads"
     )
@@ -167,6 +172,10 @@ class TargetPart(Part):
     def _consistent(self) -> "TargetPart":
         if self.torch_npu is not None and self.device != "npu":
             raise ValueError("torch_npu is a requirement of device: npu")
+        if self.hccl_buffer is not None and self.device != "npu":
+            raise ValueError("hccl_buffer is for communicators of device: npu")
+        if self.hccl_buffer is not None and (not self.hccl_buffer or self.hccl_buffer % (1 << 20)):
+            raise ValueError("hccl_buffer takes whole MiB, as 200MiB, and one at least")
         if self.soc is not None and self.device == "cpu":
             raise ValueError("soc is how the name of an NPU or a GPU begins: leave it out, or say which device it is")
         if self.soc is not None and self.device == "npu" and not self.soc.startswith("Ascend"):

@@ -76,6 +76,7 @@ def test_a_program_says_whose_it_is_and_what_it_needs():
         ({"device": "cuda"}, {"device": "cuda"}, Reserve(32 << 20)),
         ({"device": "cuda", "workspace": 0, "reserve": 7}, {"device": "cuda"}, Reserve(0, 7)),
         ({"workspace": "1KiB"}, {}, Reserve(1024)),
+        ({"device": "npu", "hccl_buffer": "2MiB"}, {"device": "npu"}, Reserve(0, 0, 2 << 20)),
     ],
 )
 def test_what_the_recipe_asks_of_a_node_is_in_it(target, requirements, reserve):

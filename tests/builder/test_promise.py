@@ -152,6 +152,17 @@ def test_what_the_recipe_reserves_is_part_of_it():
     assert plan(with_target("linear", device="cuda")).reserve.workspace == 32 << 20
 
 
+def test_buffers_of_communicators_are_part_of_it_where_their_size_is_said():
+    recipe = RECIPES["shared"] | {"mesh": {"dp": 2, "tp": 2}}
+    for said, nbytes in ((None, 0), ("16MiB", 2 * 2 * 16 << 20)):  # two axes, two buffers each
+        program = plan(recipe | {"target": {"device": "npu", "hccl_buffer": said}})
+        amounts = {item.name: item.nbytes for item in promised(program).items}
+        assert amounts["buffers of communicators"] == nbytes
+        assert not {item.name: item.nbytes for item in promise(program, Terms("cpu")).items}["buffers of communicators"]
+    alone = plan(with_target("linear", device="npu", hccl_buffer="16MiB"))
+    assert {item.name: item.nbytes for item in promised(alone).items}["buffers of communicators"] == 0
+
+
 # ---- the recipe's budget ---------------------------------------------------------------------------------------------
 
 

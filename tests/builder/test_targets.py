@@ -94,9 +94,21 @@ def test_the_order_of_the_checks(built, monkeypatch):
         aotair.load(built("linear"))
 
 
-def test_torch_npu_is_asked_for_on_npus_only():
-    with pytest.raises(RecipeError, match="torch_npu is a requirement of device: npu"):
-        aotair.build(RECIPES["linear"] | {"target": {"device": "cpu", "torch_npu": "2.13"}})
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ({"device": "cpu", "torch_npu": "2.13"}, "torch_npu is a requirement of device: npu"),
+        ({"device": "cpu", "soc": "Ascend910B"}, "soc is how the name of an NPU or a GPU begins"),
+        ({"device": "npu", "soc": "ascend910b"}, "soc is how an NPU's name begins"),
+        ({"device": "npu", "soc": ""}, "at least 1 character"),
+        ({"device": "cuda", "hccl_buffer": "1MiB"}, "hccl_buffer is for communicators of device: npu"),
+        ({"device": "npu", "hccl_buffer": 1000}, "hccl_buffer takes whole MiB"),
+        ({"device": "npu", "hccl_buffer": 0}, "hccl_buffer takes whole MiB"),
+    ],
+)
+def test_what_is_not_for_a_device_is_refused(target: dict, says: str):
+    with pytest.raises(RecipeError, match=says):
+        aotair.build(RECIPES["linear"] | {"target": target})
 
 
 @pytest.mark.parametrize("name", ["cuda", "npu"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aotair.prove.meeting import Meeting, ThreadRanks
 from aotair_runtime.devices.exchange import COMBINE, DISPATCH
 from aotair_runtime.devices.groups import named
-from aotair_runtime.ranks.buffers import buffer_bytes
+from aotair_runtime.memory.communicators import buffer_bytes
 
 AXIS = "test exchange"
 

@@ -67,7 +67,7 @@ def answers(path: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 def own_answers(path: str, inputs: list[list[torch.Tensor]], seeds: int) -> dict[str, object]:
     """The answers to the inputs that this rank has for itself, as captured and in random orders."""
     _fused_ops()
-    before = simcann.communicators()
+    before, held = simcann.communicators(), simcann.reserved_bytes()
     with aotair_runtime.load(path, rank_timeout=60, enable_output_clone=True) as model:
         found: dict[str, object] = {"answers": [_answer(model, one) for one in inputs[model.rank]]}
         orders = []
@@ -76,4 +76,6 @@ def own_answers(path: str, inputs: list[list[torch.Tensor]], seeds: int) -> dict
                 orders += [_answer(model, one) for one in inputs[model.rank]]
         found["orders"], found["calls"] = orders, [bucket.calls for bucket in model.stats().buckets]
         found["communicators"] = simcann.communicators() - before
+        found["buffers"] = simcann.reserved_bytes() - held
+        found["promised"] = {item.name: item.nbytes for item in model.promise.items}["buffers of communicators"]
     return found

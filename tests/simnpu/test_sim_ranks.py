@@ -165,10 +165,11 @@ def test_products_that_meet_other_ranks(ranks: Ranks, tmp_path: Path, nz: bool):
 def test_replicas_that_share_out_their_experts(ranks: Ranks, tmp_path: Path):
     """Each has calls of its own sizes, and runs the graph that holds those of both."""
     recipe = routed.npu_recipe(dp=2)
+    recipe["target"] |= {"hccl_buffer": "3MiB"}
     path = aotair.build(recipe, tmp_path / "a.aotair")
     for one in own_answers(ranks, recipe, path, SEEDS, atol=2e-2, rtol=2e-2):
         assert one["calls"] == [0, 0, 1 + SEEDS, 2 * (1 + SEEDS)], "both ranks run (3, 4), (3, 8), (3, 8)"
-        assert one["communicators"] == 1
+        assert one["communicators"] == 1 and one["buffers"] == one["promised"] == 2 * 3 << 20
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +184,12 @@ def ranks_of_a3():
 def test_tokens_go_to_the_ranks_of_their_experts_alone(ranks_of_a3: Ranks, tmp_path: Path, chosen: int):
     """By kernels with a communicator of their own, in any legal order."""
     recipe = routed.exchanged_recipe(chosen, dp=2) | {"buckets": {"batch": [3], "seq": [8]}}
+    recipe["target"] |= {"hccl_buffer": "3MiB"}
     path = aotair.build(recipe, tmp_path / "a.aotair")
     program = codec.parse((path / "program.msgpack").read_bytes(), "")
     assert collectives(program) == {"air::moe_distribute_dispatch": 1, "air::moe_distribute_combine": 1}
     for one in own_answers(ranks_of_a3, recipe, path, FEW_SEEDS, atol=0.25, rtol=2e-2):
-        assert one["communicators"] == 2
+        assert one["communicators"] == 2 and one["buffers"] == one["promised"] == 2 * (3 + 200) << 20
 
 
 @pytest.mark.parametrize("sequence", [False, True])

@@ -150,12 +150,18 @@ class ProcessRanks:
 
 
 def connect(
-    kind: str, store: Store, rank: int, size: int, timeout: timedelta, buffer: int | None = None
+    kind: str,
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    buffer: int | None = None,
+    for_experts: bool = False,
 ) -> ProcessRanks:
-    """Connect these processes for tensors on a kind of device; `store` is theirs alone. `buffer`: MiB that kernels of
-    an NPU need for what they send, and as much for what comes; without it what the environment says."""
+    """Connect these processes for tensors on a kind of device; `store` is theirs alone. Of NPUs, `buffer`: MiB for what
+    is sent, and as much for what comes; without it what the environment says. `for_experts`: as ProcessRanks has it."""
     if kind == "cpu":
         return ProcessRanks(c10d.ProcessGroupGloo(store, rank, size, timeout))
     module = importlib.import_module(f".{kind}", __package__)
-    more = () if buffer is None else (buffer,)
+    more = (buffer, for_experts) if kind == "npu" else ()
     return ProcessRanks(*module.connect(store, rank, size, timeout, *more))

@@ -96,18 +96,20 @@ class _Casts:
         self._ops.copy_memory_(into, tensor)  # as many bytes as the storage has, where it is in a private format
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta, buffer: int | None = None) -> tuple[Any, str]:
+def connect(
+    store: Store, rank: int, size: int, timeout: timedelta, buffer: int | None, for_experts: bool
+) -> tuple[Any, str]:
     """This process's end of a connection by HCCL, made and used once: its communicator comes with the first call, and
     no capture may hold that. And the communicator's name, by which kernels find it that meet other ranks themselves.
-    `buffer`: it is for kernels that nothing else may share it with, and these are the MiB of each of its two buffers,
-    instead of HCCL_BUFFSIZE."""
+    `buffer`: the MiB of each of its two buffers, instead of HCCL_BUFFSIZE. `for_experts`: it is for kernels that
+    nothing else may share it with."""
     hccl: Any = importlib.import_module("torch_npu._C._distributed_c10d")
     options = hccl.ProcessGroupHCCL.Options()
     options._timeout = timeout
     if buffer is not None:
         options.hccl_config = {"hccl_buffer_size": buffer}
     made = hccl.ProcessGroupHCCL(store, rank, size, options)
-    if buffer is None:
+    if not for_experts:
         made.allreduce([torch.zeros(1, device="npu")]).wait()
     return made, made.get_hccl_comm_name(torch.npu.current_device())  # type: ignore[attr-defined]  # torch_npu's
 

@@ -82,6 +82,7 @@ class _Tables(Demands):
             ("requirements.memory_budget", need.memory_budget),
             ("reserve.workspace", reserve.workspace),
             ("reserve.device", reserve.device),
+            ("reserve.buffer", reserve.buffer),
         ):
             self.require(0 <= number < MAX_BYTES, path, "a possible number of bytes", number)
         for path, version in (("torch_min", need.torch_min), ("vendor_min", need.vendor_min or "0")):

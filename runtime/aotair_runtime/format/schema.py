@@ -398,10 +398,12 @@ class File:
 @dataclass(frozen=True)
 class Reserve:
     """Bytes that no plan can know and the recipe states: `workspace` for kernels, for each stream; `device` for what
-    the device and its graphs take."""
+    the device and its graphs take; `buffer` for each of the two buffers of a communicator of NPUs, 0 where the node's
+    environment says how large they are."""
 
     workspace: int = 0
     device: int = 0
+    buffer: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..devices.groups import ProcessRanks, connect, forget, register
 from ..errors import AotairError, ArgumentError, ClosedError, RankError, in_line
 from ..format.mesh import mesh_text, partners, ranks_of, replica_of, spoken_axes
 from ..format.schema import Axis, Program
-from .buffers import expert_buffers
+from ..memory.communicators import expert_buffers, plain_buffer
 from .calls import MOST_SHOWN, called_differently, common_sizes
 from .lines import Lines, Listener, connected
 from .members import Board, Member, odd_ones, ranks_text
@@ -96,7 +96,7 @@ class Processes:
         self._turn = 0  # how often the ranks have told each other what they are about to do
         _check_size(self.mesh, len(members))
         self._callers = partners(self.mesh, spoken_axes(program), self.rank)
-        self._own, self._buffers = program.own_inputs, expert_buffers(program)
+        self._own, self._buffers, self._plain = program.own_inputs, expert_buffers(program), plain_buffer(program)
         self._replicas = [replica_of(self.mesh, self._own, rank) for rank in self._callers]
         self.drives = self.rank == self._callers[0]
         lobby = PrefixStore(f"aotair/{'-'.join(map(str, members))}", dist.distributed_c10d._get_default_store())
@@ -112,10 +112,10 @@ class Processes:
             names = []
             for number, axis in enumerate(self.mesh):
                 others = partners(self.mesh, {number}, self.rank)
-                made = self._connected(f"axis {axis.name}", others, self._device, self._timeout)
+                made = self._connected(f"axis {axis.name}", others, self._device, self._timeout, self._plain)
                 if self._device == "npu" and number in self._buffers:
                     apart = (f"experts {axis.name}", others, self._device, self._timeout, self._buffers[number])
-                    made.for_experts = self._connected(*apart).known_as or ""
+                    made.for_experts = self._connected(*apart, for_experts=True).known_as or ""
                 names.append(register(made, axis.name, made.known_as))
             self.groups = tuple(names)
         self._words = self._shared_words()
@@ -125,11 +125,17 @@ class Processes:
                 self._driven = self._connected("driven", self._callers, "cpu", _FOREVER)
 
     def _connected(
-        self, name: str, ranks: Sequence[int], device: str, timeout: timedelta, buffer: int | None = None
+        self,
+        name: str,
+        ranks: Sequence[int],
+        device: str,
+        timeout: timedelta,
+        buffer: int | None = None,
+        for_experts: bool = False,
     ) -> ProcessRanks:
         """These ranks, connected to each other."""
         store = PrefixStore(f"{name}/{'-'.join(map(str, ranks))}", self.board.store)
-        made = connect(device, store, ranks.index(self.rank), len(ranks), timeout, buffer)
+        made = connect(device, store, ranks.index(self.rank), len(ranks), timeout, buffer, for_experts)
         self._made.append(made)
         return made
 

@@ -23,7 +23,7 @@ from aotair.target.target import Target
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices import exchange
 from aotair_runtime.format.schema import Axis
-from aotair_runtime.ranks.buffers import expert_buffers
+from aotair_runtime.memory.communicators import expert_buffers
 
 air = torch.ops.air
 A3 = Target("npu", mesh=(Axis("dp", 2),), soc="Ascend910_93")

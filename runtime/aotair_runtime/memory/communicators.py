@@ -1,4 +1,4 @@
-"""How large are the buffers of a connection over which NPUs exchange tokens for their experts?"""
+"""How large are the buffers of the communicators over which NPUs meet?"""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,18 @@ from ..format.schema import Bucket, GroupArg, Instruction, Program, TensorArg
 
 _MIB, _LEAST = 1 << 20, 200  # MiB, which HCCL takes where nobody says anything
 _MOST_EXPERTS = 1 << 16
+
+
+def plain_buffer(program: Program) -> int | None:
+    """The MiB of each of the two buffers of a communicator for all but experts' tokens; None where the node's
+    environment says it."""
+    return -(-program.reserve.buffer // _MIB) or None
+
+
+def communicator_bytes(program: Program) -> int:
+    """What the buffers of all communicators take that the program says the size of."""
+    apart = expert_buffers(program) if program.mesh else {}
+    return 2 * _MIB * ((plain_buffer(program) or 0) * len(program.mesh) + sum(apart.values()))
 
 
 def expert_buffers(program: Program) -> dict[int, int]:
