@@ -2,10 +2,11 @@
 
 Tokens are those of transformers' generate on one rank, also where replicas share out experts and each has prompts of
 its own; SmolLM2's weights are real ones (`make chat`), and its prompts
-questions. `--only tokens | sizes | meet | calls | lost | host`;
+questions. `--only tokens | sizes | meet | calls | lost | host | orders`;
 `--models` for the tokens; `--losses N` ranks that are killed or stopped at random calls. `--device npu --simulator
 FOLDER`, where that has `site` and `lib` of the simulated NPU (`tests/simnpu/README.md`), runs the tokens over simulated
-HCCL. `host` is the host time of a call on two and four simulated NPUs, beside stock TorchAir.
+HCCL. `host` is the host time of a call on two and four simulated NPUs, beside stock TorchAir;
+`orders` replays models on two of them in `--orders N` random orders of their streams.
 """
 
 import itertools
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*DECODERS, REAL])
     parser.add_argument("--losses", type=int, default=20)
     parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
+    parser.add_argument("--orders", type=int, default=200)
     parser.add_argument("--simulator", type=Path, default=Path("build/simnpu"))
     given = parser.parse_args()
     tf.utils.logging.set_verbosity_error()
@@ -153,6 +155,20 @@ def _tokens(folder: Path, given: Any) -> Iterator[Row]:
             row = Row(what, 0, max(wrong), "", f"built in {seconds:.0f} s")
             print(f"{row.what}: {row.value}", flush=True)
             yield row
+
+
+def _orders(folder: Path, given: Any) -> Iterator[Row]:
+    """Of each model with seeded weights, shared out over two simulated NPUs as its own plan says."""
+    around = _with_simulator(given.simulator)
+    (asked := folder / "prompts.json").write_text(json.dumps(some_prompts(256, LENGTHS)))
+    for name in (name for name in given.models if name != REAL):
+        artifact = _built(folder, name, {"tp": 2}, "npu", folder / f"{name}-orders.aotair")[0]
+        more = ("--device", "npu", "--prompts", asked, "--count", given.orders)
+        said = ranks(2, "orders", artifact, folder / "said", *more, limit=1800, around=around)
+        wrong = max(one["wrong"] if one else given.orders for one in said)
+        row = Row(f"{name} on two simulated NPUs: wrong of {given.orders} random orders", 0, wrong)
+        print(f"{row.what}: {row.value}", flush=True)
+        yield row
 
 
 def _shared_out(name: str) -> Iterator[tuple[Mapping[str, int], str]]:
@@ -287,7 +303,15 @@ def _count(mesh: Mapping[str, int]) -> int:
     return count
 
 
-_PARTS = {"tokens": _tokens, "sizes": _sizes, "meet": _meet, "calls": _calls, "lost": _lost, "host": _host}
+_PARTS = {
+    "tokens": _tokens,
+    "sizes": _sizes,
+    "meet": _meet,
+    "calls": _calls,
+    "lost": _lost,
+    "host": _host,
+    "orders": _orders,
+}
 
 if __name__ == "__main__":
     main()

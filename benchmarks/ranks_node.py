@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ warnings.filterwarnings("ignore", category=OutputHeldWarning)
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["tokens", "meet", "calls", "lost", "host", "torchair"])
+    parser.add_argument("what", choices=["tokens", "orders", "meet", "calls", "lost", "host", "torchair"])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, help="a list of lists of tokens, as JSON")
@@ -53,6 +54,38 @@ def _tokens(given: argparse.Namespace) -> dict[str, Any]:
         prompts = json.loads(given.prompts.read_text())
         first, end = _own_prompts(served, len(prompts))
         return {"tokens": generate(served, prompts[first:end], TOKENS), "prompts": [first, end], "weights": weights}
+
+
+def _orders(given: argparse.Namespace) -> dict[str, int]:
+    """In how many of `count` random orders of a simulated NPU's streams a logit of prompts and the two tokens behind
+    them is another one than in the order of the capture."""
+    import simnpu
+
+    with aotair.load(given.artifact, device="npu", enable_output_clone=True, rank_timeout=120) as served:
+        prompts = json.loads(given.prompts.read_text())
+        want, wrong = _logits(served, prompts), 0
+        for seed in range(1, given.count + 1):
+            with simnpu.schedule(seed):
+                wrong += not all(map(torch.equal, _logits(served, prompts), want))
+        return {"wrong": wrong}
+
+
+def _logits(served: aotair.Model, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Of each call that makes three tokens for each prompt."""
+    from examples.generate import generate
+
+    found: list[torch.Tensor] = []
+
+    def kept(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*given: torch.Tensor) -> torch.Tensor:
+            found.append(call(*given))
+            return found[-1]
+
+        return run
+
+    heard: Any = SimpleNamespace(device=served.device, prefill=kept(served.prefill), decode=kept(served.decode))
+    generate(heard, prompts, 3)
+    return found
 
 
 def _own_prompts(served: aotair.Model, count: int) -> tuple[int, int]:
