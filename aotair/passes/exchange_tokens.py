@@ -27,13 +27,14 @@ _HALVES = (torch.float16, torch.bfloat16)
 # What the documentation of the two ops says of Atlas A3. The kernels of Atlas A2 take other arguments.
 _SOC = "Ascend910_93"
 _MOST_RANKS, _MOST_EXPERTS, _MOST_TOKENS, _WIDTHS = 384, 512, 512, (1024, 7168)
-# What changes no number of a tensor of them, but where or how they lie.
+# What changes no number of a tensor, where its dtype holds those of all experts; and such dtypes.
 _ALIKE = frozenset(
     {
         *(_aten._to_copy.default, _aten.clone.default, _aten.alias.default, _aten.detach.default),
         *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default),
     }
 )
+_HOLDS_ALL = (torch.int16, torch.int32, torch.int64)
 
 
 class _Found(NamedTuple):
@@ -150,8 +151,12 @@ def _why_not(found: _Found, target: Target) -> str:
 def _why_alike(chosen: Node, number: int) -> str:
     """Why a token may have the same expert twice, or none, which the kernels would take for something else; empty where
     it has the places of some of its largest scores, one for each expert."""
-    node = chosen
-    while node.target in _ALIKE and node.all_input_nodes[0].meta["val"].shape == chosen.meta["val"].shape:
+    node, shape = chosen, chosen.meta["val"].shape
+    while (
+        node.target in _ALIKE
+        and node.meta["val"].dtype in _HOLDS_ALL
+        and node.all_input_nodes[0].meta["val"].shape == shape
+    ):
         node = node.all_input_nodes[0]
     if not (node.target is operator.getitem and index_of(node) == 1 and _is_top(node.all_input_nodes[0], number)):
         return f"{chosen.name} may hold an expert twice, or none: it is not where a token's highest scores are (topk)"

@@ -111,12 +111,12 @@ def _combine(
     if not 0 <= end <= rows.shape[0] or (end and not 0 <= int(places.min()) <= int(places.max()) < most):
         raise ValueError("moe_distribute_combine takes the notes and counts that moe_distribute_dispatch gave")
     sums, tokens = rows.new_zeros(made.shape, dtype=torch.float32), ranks * experts.shape[0]
-    for number_of_token in range(experts.shape[1]):  # one after the other: no more memory than the rows have
-        here = (places % experts.shape[1] == number_of_token).nonzero().squeeze(1)
+    for choice in range(experts.shape[1]):  # one after the other: no more memory than the rows have
+        here = (places % experts.shape[1] == choice).nonzero().squeeze(1)
         back, own = rows.new_zeros(tokens, rows.shape[1]), torch.empty_like(made)
         back[places[here] // experts.shape[1]] = rows[here]
         found.reduce_scatter(own, back, "sum")  # each row is that of one rank; the others have zeros
-        sums += own.float() * weights[:, number_of_token, None]
+        sums += own.float() * weights[:, choice, None]
     return made.copy_(sums)
 
 

@@ -138,6 +138,8 @@ def test_places_of_scores_are_never_alike(choose):
         lambda scores, k: scores[:, :k].to(torch.int64),  # a table says
         lambda scores, k: scores.topk(k, -1)[1].masked_fill(scores[:, :k] < 0.1, RANKS * OWN),  # sometimes none
         lambda scores, k: scores.topk(k, -1)[1] // 2,
+        lambda scores, k: scores.topk(k, -1)[1].to(torch.int8),  # of many experts two would be one
+        lambda scores, k: scores.topk(k, -1)[1].to(torch.bfloat16).long(),
         lambda scores, k: scores.t().contiguous().topk(k, 0)[1].t(),
         lambda scores, k: scores[:, :-1].topk(k, -1)[1],  # of which the numbers may be those of others
         lambda scores, k: scores.flatten().topk(k * scores.shape[0])[1].view(-1, k),
