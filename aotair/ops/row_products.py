@@ -5,14 +5,13 @@ they multiply others. Those take as many rows of each rank, and two dimensions: 
 filled it up is cut off. No node has to know these ops: a program has those of which the kernels here are made.
 """
 
-import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, ops
 
 from . import npu as _npu  # noqa: F401 (defines what they are made of)
 from .registry import HostOp, define_op
+from .rows import filled_up, first, rows_of_one
 
 
 def mm_sum_rows(x: Tensor, right: Tensor, ranks: int, axis: str) -> Tensor:
@@ -20,10 +19,7 @@ def mm_sum_rows(x: Tensor, right: Tensor, ranks: int, axis: str) -> Tensor:
 
     x: (…, k), right: (k, n), of each rank other ones, both float16 or bfloat16. Returns (ceil(rows / ranks), n).
     """
-    rows = x.flatten(0, -2)
-    if more := -rows.shape[0] % ranks:
-        rows = torch.constant_pad_nd(rows, [0, 0, 0, more])
-    own: Tensor = ops.npu.npu_mm_reduce_scatter_base(rows, right, axis, ranks, comm_mode="aiv")
+    own: Tensor = ops.npu.npu_mm_reduce_scatter_base(filled_up(x, ranks), right, axis, ranks, comm_mode="aiv")
     return own
 
 
@@ -37,16 +33,11 @@ def all_rows_mm(
     """
     op, own = ops.npu.npu_all_gather_base_mm, x.flatten(0, -2)
     made, every = op(own, right, axis, ranks, gather_output=gather_output, comm_mode="aiv")
-    return _first(made, sizes), _first(every, sizes) if gather_output else every
-
-
-def _first(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    number = math.prod(sizes)
-    return (rows if rows.shape[0] == number else rows[:number]).view(*sizes, rows.shape[1])
+    return first(made, sizes), first(every, sizes) if gather_output else every
 
 
 def _sum(x: Tensor, right: Tensor, ranks: int, axis: str) -> Tensor:
-    return x.new_empty((math.prod(x.shape[:-1]) + ranks - 1) // ranks, right.shape[1])
+    return x.new_empty(rows_of_one(x, ranks), right.shape[1])
 
 
 def _both(

@@ -25,7 +25,7 @@ def own_rows(x: Tensor, number: Tensor, ranks: int, axis: str) -> Tensor:
     rows = x.flatten(0, -2)
     if not rows.shape[0] % ranks:
         return rows.view(ranks, -1, rows.shape[1]).index_select(0, number).squeeze(0)
-    own = _rows_of_one(x, ranks)
+    own = rows_of_one(x, ranks)
     places = torch.arange(own, dtype=number.dtype, device=x.device) + number * own
     return rows.index_select(0, places.clamp(max=rows.shape[0] - 1))
 
@@ -35,10 +35,7 @@ def sum_rows(x: Tensor, ranks: int, axis: str) -> Tensor:
 
     x: (…, width), of each rank another summand. Returns (ceil(rows / ranks), width).
     """
-    rows = x.flatten(0, -2)
-    if more := -rows.shape[0] % ranks:
-        rows = torch.constant_pad_nd(rows, [0, 0, 0, more])
-    summed: Tensor = ops.air.reduce_scatter(rows.contiguous(), "sum", ranks, axis)
+    summed: Tensor = ops.air.reduce_scatter(filled_up(x, ranks).contiguous(), "sum", ranks, axis)
     return summed
 
 
@@ -48,11 +45,24 @@ def all_rows(x: Tensor, sizes: Sequence[int], ranks: int, axis: str) -> Tensor:
     x: (…, width), the rank's rows. Returns (*sizes, width).
     """
     rows: Tensor = ops.air.all_gather(x.flatten(0, -2).contiguous(), ranks, axis)
+    return first(rows, sizes)
+
+
+def filled_up(x: Tensor, ranks: int) -> Tensor:
+    """The rows of x as two dimensions, with rows of zeros behind them where the ranks do not divide their number."""
+    rows = x.flatten(0, -2)
+    more = -rows.shape[0] % ranks
+    return torch.constant_pad_nd(rows, [0, 0, 0, more]) if more else rows
+
+
+def first(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """As many rows of (rows, width) as `sizes` say, without those that filled them up, as (*sizes, width)."""
     number = math.prod(sizes)
-    return (rows if rows.shape[0] == number else rows[:number]).view(*sizes, x.shape[-1])
+    return (rows if rows.shape[0] == number else rows[:number]).view(*sizes, rows.shape[1])
 
 
-def _rows_of_one(x: Tensor, ranks: int) -> int:
+def rows_of_one(x: Tensor, ranks: int) -> int:
+    """How many rows each rank has. Raises ValueError where x has none."""
     if x.dim() < 2:
         raise ValueError(f"a tensor of {x.dim()} dimensions has no rows")
     return (math.prod(x.shape[:-1]) + ranks - 1) // ranks
@@ -63,7 +73,7 @@ def _own(x: Tensor, number: Tensor, ranks: int, axis: str) -> Tensor:
 
 
 def _sum(x: Tensor, ranks: int, axis: str) -> Tensor:
-    return x.new_empty(_rows_of_one(x, ranks), x.shape[-1])
+    return x.new_empty(rows_of_one(x, ranks), x.shape[-1])
 
 
 def _all(x: Tensor, sizes: Sequence[int], ranks: int, axis: str) -> Tensor:

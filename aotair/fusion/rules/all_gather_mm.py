@@ -26,21 +26,22 @@ def _check_rows(left: Node, right: Node, ranks: int, axis: str, device: Target) 
     return refuses(device, axis, left, right, math.prod(val(left).shape[:-1]) * ranks, dims=ANY)
 
 
-def _both(
-    left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, bias: torch.Tensor | None = None, *, turn: Turn
-) -> Results:
-    made, every = torch.ops.npu.npu_all_gather_base_mm.default(left, turn(right), group, ranks, comm_mode="aiv")
-    return _plus(made, bias), every
-
-
-def _product(
-    left: torch.Tensor, right: torch.Tensor, ranks: int, group: str, bias: torch.Tensor | None = None, *, turn: Turn
+def _replace(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    ranks: int,
+    group: str,
+    bias: torch.Tensor | None = None,
+    *,
+    turn: Turn,
+    both: bool,
 ) -> Results:
     op = torch.ops.npu.npu_all_gather_base_mm.default
-    return (_plus(op(left, turn(right), group, ranks, gather_output=False, comm_mode="aiv")[0], bias),)
+    made, every = op(left, turn(right), group, ranks, gather_output=both, comm_mode="aiv")
+    return _results(made, every, bias, both)
 
 
-def _both_of_rows(
+def _replace_rows(
     left: torch.Tensor,
     right: torch.Tensor,
     sizes: Sequence[int],
@@ -49,38 +50,24 @@ def _both_of_rows(
     bias: torch.Tensor | None = None,
     *,
     turn: Turn,
+    both: bool,
 ) -> Results:
-    made, every = row_products.ALL(left, turn(right), sizes, ranks, axis)
-    return _plus(made, bias), every
+    made, every = row_products.ALL(left, turn(right), sizes, ranks, axis, gather_output=both)
+    return _results(made, every, bias, both)
 
 
-def _product_of_rows(
-    left: torch.Tensor,
-    right: torch.Tensor,
-    sizes: Sequence[int],
-    ranks: int,
-    axis: str,
-    bias: torch.Tensor | None = None,
-    *,
-    turn: Turn,
-) -> Results:
-    return (_plus(row_products.ALL(left, turn(right), sizes, ranks, axis, gather_output=False)[0], bias),)
-
-
-def _plus(made: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return made if bias is None else made + bias
+def _results(made: torch.Tensor, every: torch.Tensor, bias: torch.Tensor | None, both: bool) -> Results:
+    product = made if bias is None else made + bias
+    return (product, every) if both else (product,)
 
 
 def _variants() -> Iterator[Fused]:
     """The product alone, and where the rows are used otherwise too, these beside it; of ranks that have as many rows
     each, and of the style `sequence`, whose last rows may be there to fill up."""
-    for gathered, alone, both, check in (
-        (_GATHERED, _product, _both, _check),
-        (_ROWS, _product_of_rows, _both_of_rows, _check_rows),
-    ):
+    for gathered, replace, check in ((_GATHERED, _replace, _check), (_ROWS, _replace_rows, _check_rows)):
         for made, turn in products(gathered):
-            yield Fused(made, functools.partial(alone, turn=turn), check)
-            yield Fused(MultiOutputPattern([made, gathered]), functools.partial(both, turn=turn), check)
+            yield Fused(made, functools.partial(replace, turn=turn, both=False), check)
+            yield Fused(MultiOutputPattern([made, gathered]), functools.partial(replace, turn=turn, both=True), check)
 
 
 RULE = Rule("all_gather_mm", "all_gather, linear or mm -> npu_all_gather_base_mm", tuple(_variants()))
