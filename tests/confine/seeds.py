@@ -158,7 +158,6 @@ _GROUP = GroupArg(0)  # of two ranks
 _CHOSEN = _whole(3, 2, high=4, dtype="int32")  # of four experts, two for each token
 _COLLECTIVES = {
     "all_reduce": (_t(4, 6), "sum", _GROUP),
-    "all_reduce_": (_t(4, 6), "sum", _GROUP),
     "all_gather": (_t(4, 6), 2, _GROUP),
     "reduce_scatter": (_t(4, 6), "sum", 2, _GROUP),
     "all_to_all": (_t(4, 6), 2, _GROUP),
@@ -306,11 +305,7 @@ BY_HAND = (
     ),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), None), ()),
     Call("air::grouped_mm", (_t(12, 8), _t(3, 8, 6), _whole(3, high=12), _t(3, 6)), ()),
-    *(
-        Call(f"air::{name}", args, ())
-        for packet, args in _COLLECTIVES.items()
-        for name in (packet, *(() if packet.endswith("_") or packet.startswith("moe") else (f"{packet}.out",)))
-    ),
+    *(Call(f"air::{name}", args, ()) for name, args in _COLLECTIVES.items()),
     Call("aten::_logcumsumexp", (_t(4, 5), 1), ()),
     Call("aten::split_copy.Tensor", (_t(6, 5), 2, 0), ()),
 )

@@ -19,7 +19,6 @@ from .reload import reload_bytes
 from .sizes import fresh_bytes, tensor_bytes
 
 FRESH, WORKSPACE = "results of ops without an out variant", "workspaces of kernels"
-COMMUNICATORS = "buffers of communicators"
 PACKED = "weights packed for the processor"
 
 
@@ -175,7 +174,7 @@ def promise(program: Program, terms: Terms) -> Promise:
         Item(WORKSPACE, *2 * (program.reserve.workspace * streams,)),
         Item("outputs kept by the caller, one call's", outputs, allocator.reserved(outputs)),
         Item(PACKED, sum(packed.values()), allocator.reserved_apart(list(packed.values()))),
-        Item(COMMUNICATORS, *2 * (communicator_bytes(program) if terms.kind == "npu" else 0,)),
+        Item("buffers of communicators", *2 * (communicator_bytes(program) if terms.kind == "npu" else 0,)),
         Item("reserve for the device", *2 * (program.reserve.device,)),
     )
     here = terms.kind == "cpu"
