@@ -3,7 +3,7 @@
 from aotair_runtime.format.schema import Program
 from aotair_runtime.memory.promise import Promise, Terms, promise, refuse_beyond
 
-from .recipe.recipe import TargetPart
+from .recipe.target_part import TargetPart
 
 
 def promised(program: Program) -> Promise:

@@ -22,7 +22,8 @@ from .config import CUSTOM_PASSES, CompilerConfig
 from .entry import EntryJob, entry_jobs, golden_tolerance
 from .imports import import_callable
 from .quantize_part import QuantizePart
-from .recipe import ModelPart, Recipe, TargetPart
+from .recipe import ModelPart, Recipe
+from .target_part import TargetPart
 
 
 @dataclass(frozen=True)

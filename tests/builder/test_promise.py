@@ -17,7 +17,7 @@ from aotair.cli import main
 from aotair.errors import RecipeError
 from aotair.promise import promised, refuse_over_budget
 from aotair.recipe.read import parse_recipe
-from aotair.recipe.recipe import TargetPart
+from aotair.recipe.target_part import TargetPart
 from aotair_runtime.artifact.open import read_program
 from aotair_runtime.devices.allocators import ALLOCATORS
 from aotair_runtime.errors import MemoryBudgetError
